@@ -1,0 +1,1 @@
+"""What crosses the border between the control plane and the trial plane."""

@@ -1,0 +1,1 @@
+"""From candidates and a cluster to devices: where ranks run and how their processes are supervised."""

@@ -1,0 +1,1 @@
+"""The conditional space of knobs and its finite set of candidates."""

@@ -1,0 +1,143 @@
+"""The sweep spec, version 1: what a user asks for, validated at birth."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from orchestrator.contract.config import Frozen, Knobs, MeasureSettings, TrainSettings
+from orchestrator.contract.units import parse_duration, parse_size
+
+KnobValue = bool | int | float | str | tuple[str, ...]
+
+
+def _size(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _duration(value: Any) -> Any:
+    return parse_duration(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+
+
+class ModelSection(Frozen):
+    """Exactly one of `config`, `path` and `id`."""
+
+    config: dict[str, JsonValue] | None = None
+    path: str | None = None
+    id: str | None = None
+    revision: str | None = None
+    weights: Literal["random", "pretrained"] | None = None
+    """None: pretrained for a checkpoint folder or hub id, random for a bare config."""
+    trust_remote_code: bool = False
+
+
+class DataSection(Frozen):
+    """Exactly one of `path` and `id`."""
+
+    path: str | None = None
+    id: str | None = None
+    split: str = "train"
+    tokenizer: str | None = None
+    sequence_length: int = Field(ge=2)
+    packing: bool = False
+    max_rows: int | None = Field(default=None, ge=1)
+
+
+class Sampler(StrEnum):
+    """Optuna's sampler, by name."""
+
+    TPE = "tpe"
+    GP = "gp"
+    RANDOM = "random"
+    GRID = "grid"
+
+
+class SearchSection(Frozen):
+    """`knobs` maps each searched knob to its choices, ranges already expanded."""
+
+    sampler: Sampler = Sampler.TPE
+    seed: int = 0
+    baseline: dict[str, KnobValue] | None = None
+    paired: tuple[dict[str, KnobValue], ...] = ()
+    knobs: dict[str, tuple[KnobValue, ...]] = {}
+
+
+class TrainSection(TrainSettings):
+    """Settings that stay the same over the sweep; `fixed` maps each fixed knob to its value."""
+
+    fixed: dict[str, KnobValue] = {}
+
+
+class Objective(Frozen):
+    """A metric and where it should go."""
+
+    metric: Literal["tokens_per_second", "peak_memory_bytes", "peak_resident_bytes", "mfu", "step_s"] = (
+        "tokens_per_second"
+    )
+    goal: Literal["maximize", "minimize"] = "maximize"
+
+
+class LimitsSection(Frozen):
+    """`device_memory` per device, `host_memory` per node, `headroom` of device memory that a winner must leave."""
+
+    device_memory: Bytes | None = None
+    host_memory: Bytes | None = None
+    headroom: Annotated[int, BeforeValidator(_size), Field(ge=0)] = 0
+
+
+class ResourcesSection(Frozen):
+    """Devices of each trial, and over how many nodes they are spread (None: as few as hold them)."""
+
+    devices_per_trial: int = Field(default=1, ge=1)
+    nodes: int | None = Field(default=None, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_concurrent_trials: int | None = Field(default=None, ge=1)
+
+
+class BudgetSection(Frozen):
+    """The sweep ends when any of them is used up. A trial counts once however often it is retried."""
+
+    trials: int | None = Field(default=None, ge=1)
+    time: Seconds | None = None
+    device_hours: float | None = Field(default=None, gt=0)
+
+
+class TrackingSection(Frozen):
+    """MLflow. `uri` None: a SQLite store under the home folder."""
+
+    enabled: bool = True
+    uri: str | None = None
+    experiment: str = "brimful"
+
+
+class SweepSpec(Frozen):
+    """A whole spec."""
+
+    version: Literal[1]
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    description: str = ""
+    model: ModelSection
+    data: DataSection
+    train: TrainSection
+    search: SearchSection | None = None
+    objective: tuple[Objective, ...] = (Objective(),)
+    limits: LimitsSection = LimitsSection()
+    resources: ResourcesSection = ResourcesSection()
+    measure: MeasureSettings = MeasureSettings()
+    budget: BudgetSection = BudgetSection()
+    tracking: TrackingSection = TrackingSection()
+
+    @model_validator(mode="after")
+    def _one_place_a_knob(self) -> "SweepSpec":
+        if self.search is not None:
+            twice = sorted(self.train.fixed.keys() & self.search.knobs.keys())
+            if twice:
+                raise ValueError(f"{', '.join(twice)} stands in both train and search; a knob is fixed or searched")
+        return self
+
+
+KNOB_NAMES = tuple(Knobs.model_fields)

@@ -1,0 +1,89 @@
+"""The treaties between the sweep and what serves it. One conformance suite per port binds every implementer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.outcome import Outcome
+from orchestrator.contract.record import SweepRecord, TrialRecord
+from orchestrator.placement.cluster import ClusterView
+from orchestrator.space.candidates import Candidate
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One attempt to start. `directory` exists and holds `config.json`; `token` is unique over all attempts."""
+
+    token: str
+    directory: Path
+    config: TrialConfig
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt is over: its outcome, where it ran, and no process of it is left."""
+
+    token: str
+    outcome: Outcome
+    node: str | None = None
+
+
+class TrialPool(Protocol):
+    """Runs attempts on devices. One thread, the driver's, calls it.
+
+    Order of calls: `cluster` and `check` any time; `launch` only while `has_room` is true for that world size; each
+    launched token comes back exactly once from `wait`, also after `cancel`; `close` last, once.
+    """
+
+    def cluster(self) -> ClusterView:
+        """The devices as they are now, those used by others told apart. Raises ClusterUnreachableError."""
+
+    def check(self, world_size: int, nodes: int | None) -> None:
+        """Raise UnplaceableError, saying what the cluster has, when such a trial could never be placed."""
+
+    def has_room(self, world_size: int) -> bool:
+        """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long."""
+
+    def launch(self, launch: Launch) -> None:
+        """Start an attempt and return; its end comes from `wait`. A failure to start is an outcome, not an error."""
+
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """Attempts that ended since the last call; returns early with the first ones, or empty after `timeout_s`.
+
+        Never later than the ends themselves by more than a second. Raises ClusterUnreachableError when the cluster
+        is gone for good.
+        """
+
+    def cancel(self, token: str) -> None:
+        """End an attempt, all of its processes included; its `Ended` follows with `Cancelled`. Unknown: no effect."""
+
+    def close(self) -> None:
+        """End everything that was started and give all devices back. Safe to call after any failure."""
+
+
+class Strategy(Protocol):
+    """Chooses what to try next. One thread calls it."""
+
+    def ask(self) -> Candidate | None:
+        """A candidate that was never told and is not running; None when the space is exhausted."""
+
+    def tell(self, candidate: Candidate, outcome: Outcome, values: tuple[float, ...] | None) -> None:
+        """The candidate's final outcome. `values` holds the objectives in the spec's order, None without numbers."""
+
+    def close(self) -> None:
+        """Release the store."""
+
+
+class RunLog(Protocol):
+    """Hears of every transition after it is durable. Must return at once and must not raise for a failure of its
+    own service; a log that was away catches up from the records."""
+
+    def sweep_changed(self, sweep: SweepRecord) -> None:
+        """The sweep started, resumed or ended."""
+
+    def trial_changed(self, trial: TrialRecord) -> None:
+        """A trial was launched or ended."""
+
+    def close(self) -> None:
+        """Finish what can be finished within seconds."""
