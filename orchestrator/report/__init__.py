@@ -1,0 +1,1 @@
+"""From records to what people and programs read: compute first (`rows`, `summary`), then render."""
