@@ -83,6 +83,8 @@ class SweepRecord(Frozen):
     candidates: int = 0
     reason: str = ""
     """Why it ended: budget used, space exhausted, stopped, or the error that every trial met."""
+    exit_code: int | None = None
+    """Exit code of the command whose session ended last; None while one runs or when its driver vanished."""
     mlflow_run_id: str | None = None
     driver_host: str | None = None
     driver_pid: int | None = None

@@ -1,0 +1,209 @@
+"""The driver: brings events to the state machine and carries its actions out."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.errors import BrimfulError, StateError
+from orchestrator.contract.handoff import AttemptFiles
+from orchestrator.contract.outcome import Cancelled, Measurement, Outcome
+from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
+from orchestrator.search.ranking import objective_values
+from orchestrator.space.candidates import Candidate
+from orchestrator.spec.sweep import SweepSpec
+from orchestrator.sweep import ports, state
+from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.state import Efficiency, StopCause, SweepMachine
+
+WAIT_S = 0.5
+"""The longest that a stop request or a signal goes unseen."""
+HEARTBEAT_S = 5.0
+"""How often the sweep's record tells that its driver lives, and for how long it has."""
+
+
+def _no_efficiency(config: TrialConfig, measurement: Measurement) -> Efficiency | None:
+    return None
+
+
+@dataclass
+class Interrupt:
+    """Set by signal handlers, read by the loop: assigning one attribute is all that a handler does."""
+
+    cause: StopCause | None = None
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a sweep is run with. Whoever made them closes them after `run_sweep`, also after an error."""
+
+    pool: ports.TrialPool
+    strategy: ports.Strategy
+    logs: Sequence[ports.RunLog] = ()
+    efficiency: Callable[[TrialConfig, Measurement], Efficiency | None] = _no_efficiency
+    interrupt: Interrupt = field(default_factory=Interrupt)
+
+
+def run_sweep(spec: SweepSpec, ledger: Ledger, services: Services) -> SweepRecord:
+    """Run or resume the sweep to its end and return its record, `exit_code` included.
+
+    The caller holds `ledger.lock()`, has written the sweep's record, and has given the strategy the ledger's trials.
+    Raises UnplaceableError before the first trial when no trial could ever be placed, and ClusterUnreachableError
+    when the cluster is lost; running trials are repeated on resume.
+    """
+    services.pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
+    ledger.clear_stop()
+    return _Driver(spec, ledger, services).run()
+
+
+def launch_overhead_s(files: AttemptFiles, dispatched_s: float) -> float | None:
+    """Seconds from dispatch until the last rank began its first training step; None when one never did.
+
+    Also None when a node's clock stands before the driver's by more than that time.
+    """
+    first = {event.rank: event.time_s for event in reversed(files.read_events()) if event.event == "first_step"}
+    overhead_s = max(first.values(), default=0.0) - dispatched_s
+    return overhead_s if first and overhead_s >= 0 else None
+
+
+def _candidate_of(record: TrialRecord) -> Candidate:
+    return Candidate(record.candidate, record.label, record.config, record.is_baseline)
+
+
+def _whole_outcome(files: AttemptFiles) -> Outcome | None:
+    try:
+        return files.read_outcome()
+    except StateError:
+        return None  # torn by the crash that ended the attempt: the attempt is run again
+
+
+class _Driver:
+    def __init__(self, spec: SweepSpec, ledger: Ledger, services: Services) -> None:
+        self._spec = spec
+        self._ledger = ledger
+        self._services = services
+        self._started_s = time.time()
+        self._sweep = ledger.read_sweep()
+        self._previous_updated_s = self._sweep.updated_s
+        self._elapsed_before_s = self._sweep.elapsed_s
+        setting = state.Setting(
+            budget=spec.budget,
+            efficiency=services.efficiency,
+            new_token=lambda: uuid.uuid4().hex,
+            started_s=self._started_s,
+            elapsed_before_s=self._elapsed_before_s,
+            max_concurrent_trials=spec.resources.max_concurrent_trials,
+        )
+        self._machine = SweepMachine(setting, ledger.read_trials())
+        self._finish: state.Finish | None = None
+
+    def run(self) -> SweepRecord:
+        holder = self._ledger.holder()
+        self._write_sweep(
+            state=SweepState.RUNNING,
+            reason="",
+            exit_code=None,
+            driver_host=holder.host if holder else None,
+            driver_pid=holder.pid if holder else None,
+        )
+        self._announce_sweep()
+        try:
+            self._end_attempts_of_dead_drivers()
+            while self._finish is None:
+                self._round()
+        except BrimfulError as error:
+            self._write_sweep(state=SweepState.INTERRUPTED, reason=str(error), exit_code=error.exit_code)
+            self._announce_sweep()
+            raise
+        self._write_sweep(state=self._finish.state, reason=self._finish.reason, exit_code=self._finish.exit_code)
+        self._announce_sweep()
+        return self._sweep
+
+    def _round(self) -> None:
+        """Hear of stops, start what there is room for, then wait for ends."""
+        if self._services.interrupt.cause is not None:
+            self._handle(state.StopAsked(self._services.interrupt.cause))
+        elif self._ledger.stop_requested():
+            self._handle(state.StopAsked(StopCause.STOP))
+        while self._tick():
+            if self._finish is not None:
+                return
+        for ended in self._services.pool.wait(WAIT_S):
+            self._handle_end(ended)
+        if time.time() - self._sweep.updated_s >= HEARTBEAT_S:
+            self._write_sweep()
+
+    def _tick(self) -> bool:
+        """Let the machine look at the time and the room; True when it did something and may do more."""
+        has_room = self._services.pool.has_room(self._spec.resources.devices_per_trial)
+        return self._handle(state.Tick(time.time(), has_room))
+
+    def _handle_end(self, ended: ports.Ended, ended_s: float | None = None) -> None:
+        record = next((r for r in self._machine.records if r.attempts and r.attempts[-1].token == ended.token), None)
+        if record is None:
+            return
+        last = record.attempts[-1]
+        files = self._ledger.attempt(record.trial, last.attempt)
+        overhead_s = launch_overhead_s(files, last.dispatched_s)
+        self._handle(state.AttemptEnded(ended, ended_s or time.time(), overhead_s))
+
+    def _end_attempts_of_dead_drivers(self) -> None:
+        """An attempt that left its whole outcome counts; any other is cancelled, to be run again.
+
+        Its end is the time of the outcome file, or the last sign of life of its driver.
+        """
+        for record in self._machine.records:
+            if not record.attempts or record.outcome is not None:
+                continue
+            last = record.attempts[-1]
+            files = self._ledger.attempt(record.trial, last.attempt)
+            outcome = _whole_outcome(files)
+            ended_s = files.outcome.stat().st_mtime if outcome else max(last.dispatched_s, self._previous_updated_s)
+            self._handle_end(ports.Ended(last.token, outcome or Cancelled()), ended_s)
+
+    def _handle(self, event: state.Event) -> bool:
+        actions = self._machine.handle(event)
+        for action in actions:
+            self._carry_out(action)
+        return bool(actions)
+
+    def _carry_out(self, action: state.Action) -> None:
+        match action:
+            case state.Ask():
+                self._handle(state.Proposed(self._services.strategy.ask(), time.time()))
+            case state.Launch(record=record):
+                self._launch(record)
+            case state.Cancel(token=token):
+                self._services.pool.cancel(token)
+            case state.Store(record=record):
+                self._store(record)
+            case state.Tell(record=record):
+                self._tell(record)
+            case state.Finish():
+                self._finish = action
+
+    def _launch(self, record: TrialRecord) -> None:
+        self._store(record)
+        files = self._ledger.prepare_attempt(record)
+        self._services.pool.launch(ports.Launch(record.attempts[-1].token, files.directory, record.config))
+
+    def _store(self, record: TrialRecord) -> None:
+        self._ledger.write_trial(record)
+        for log in self._services.logs:
+            log.trial_changed(record)
+
+    def _tell(self, record: TrialRecord) -> None:
+        outcome = record.outcome
+        assert outcome is not None, "only final trials are told"
+        self._services.strategy.tell(_candidate_of(record), outcome, objective_values(self._spec.objective, record))
+
+    def _write_sweep(self, **changes: object) -> None:
+        now_s = time.time()
+        elapsed_s = self._elapsed_before_s + now_s - self._started_s
+        self._sweep = self._sweep.model_copy(update={**changes, "updated_s": now_s, "elapsed_s": elapsed_s})
+        self._ledger.write_sweep(self._sweep)
+
+    def _announce_sweep(self) -> None:
+        for log in self._services.logs:
+            log.sweep_changed(self._sweep)

@@ -1,0 +1,323 @@
+"""The sweep as a pure state machine: events in, actions out, no clock, no disk, no threads.
+
+The loop carries every action out before it brings the next event, and in the order given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, assert_never
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_FITS,
+    EXIT_OK,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+)
+from orchestrator.contract.outcome import INTERRUPTED_KINDS, MAX_RETRIES, RETRIED_KINDS, Measurement, Ok
+from orchestrator.contract.record import AttemptRecord, SweepState, TrialRecord
+from orchestrator.contract.units import format_duration
+from orchestrator.space.candidates import Candidate
+from orchestrator.spec.sweep import BudgetSection
+from orchestrator.sweep.failure import FailureTally
+from orchestrator.sweep.ports import Ended
+
+FAILURES_IN_A_ROW = 3
+"""A sweep whose first trials all fail with one and the same error ends after this many."""
+
+
+class StopCause(StrEnum):
+    """Who ended a sweep before its time: `brimful stop`, Ctrl-C, or SIGTERM."""
+
+    STOP = "stop"
+    INTERRUPT = "interrupt"
+    TERMINATE = "terminate"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. `has_room`: the pool would start one more trial at once."""
+
+    now_s: float
+    has_room: bool
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The strategy's answer to `Ask`: None when the space is exhausted."""
+
+    candidate: Candidate | None
+    now_s: float
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """An attempt is over. `launch_overhead_s` is None when it never began its first step."""
+
+    ended: Ended
+    now_s: float
+    launch_overhead_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """End soon: nothing new starts, what runs is cancelled and will be repeated on resume."""
+
+    cause: StopCause
+
+
+Event = Tick | Proposed | AttemptEnded | StopAsked
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask the strategy and bring its answer as `Proposed`."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Store `record`, then start its last attempt."""
+
+    record: TrialRecord
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """End the attempt of `token`."""
+
+    token: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """Store `record`, whose last attempt has ended."""
+
+    record: TrialRecord
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Tell the strategy the final outcome of `record`."""
+
+    record: TrialRecord
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Nothing runs and nothing more will: the sweep's end, with the command's exit code."""
+
+    state: SweepState
+    reason: str
+    exit_code: int
+
+
+Action = Ask | Launch | Cancel | Store | Tell | Finish
+
+
+class Efficiency(NamedTuple):
+    """Model FLOPs utilisation, and hardware FLOPs utilisation (recomputation counted), as fractions."""
+
+    mfu: float
+    hfu: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a session of the sweep is given. `efficiency` is pure; `new_token` yields a unique word at each call."""
+
+    budget: BudgetSection
+    efficiency: Callable[[TrialConfig, Measurement], Efficiency | None]
+    new_token: Callable[[], str]
+    started_s: float
+    elapsed_before_s: float = 0.0
+    """Driver time of earlier sessions."""
+    max_concurrent_trials: int | None = None
+
+
+def is_final(record: TrialRecord) -> bool:
+    """Whether the trial is over for good: it ended, and neither a retry nor a repeat on resume is due."""
+    outcome = record.outcome
+    if outcome is None or outcome.kind in INTERRUPTED_KINDS:
+        return False
+    if outcome.kind not in RETRIED_KINDS:
+        return True
+    alike = sum(attempt.outcome is not None and attempt.outcome.kind == outcome.kind for attempt in record.attempts)
+    return alike > MAX_RETRIES
+
+
+class SweepMachine:
+    """Where the sweep stands. `handle` takes one event and returns what has to be done.
+
+    `records` are those of earlier sessions. An attempt among them without an outcome counts as running until its
+    `AttemptEnded` comes; a trial that is not final is run again before anything new is asked for.
+    """
+
+    def __init__(self, setting: Setting, records: Iterable[TrialRecord] = ()) -> None:
+        self._setting = setting
+        self._records = {record.trial: record for record in records}
+        self._running: dict[str, int] = {}
+        self._waiting: deque[int] = deque()
+        self._exhausted = False
+        self._stop: StopCause | None = None
+        self._failure: str | None = None
+        self._tally = FailureTally()
+        for record in self._records.values():
+            if record.attempts and record.outcome is None:
+                self._running[record.attempts[-1].token] = record.trial
+            elif is_final(record):
+                self._tally.add(record)
+            else:
+                self._waiting.append(record.trial)
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials in the order of their numbers."""
+        return [self._records[trial] for trial in sorted(self._records)]
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Tokens of the attempts that run."""
+        return frozenset(self._running)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the sweep was stopped or failed and only waits for what runs."""
+        return self._stop is not None or self._failure is not None
+
+    def handle(self, event: Event) -> list[Action]:
+        """What has to be done on `event`, in order."""
+        match event:
+            case Tick():
+                return self._tick(event)
+            case Proposed():
+                return self._proposed(event)
+            case AttemptEnded():
+                return self._ended(event)
+            case StopAsked(cause=cause):
+                return self._stop_asked(cause)
+            case _:
+                assert_never(event)
+
+    def _tick(self, tick: Tick) -> list[Action]:
+        wants_more = self._wants_more(tick.now_s)
+        if wants_more and tick.has_room and self._below_concurrency():
+            if self._waiting:
+                return [self._launch(self._records[self._waiting.popleft()], tick.now_s)]
+            return [Ask()]
+        if wants_more or self._running:
+            return []
+        return [self._finish(tick.now_s)]
+
+    def _wants_more(self, now_s: float) -> bool:
+        if self.is_ending or self._time_used_up(now_s):
+            return False
+        return bool(self._waiting) or not (self._exhausted or self._trials_used_up())
+
+    def _proposed(self, proposed: Proposed) -> list[Action]:
+        candidate = proposed.candidate
+        if candidate is None:
+            self._exhausted = True
+            return []
+        record = TrialRecord(
+            trial=max(self._records, default=-1) + 1,
+            candidate=candidate.id,
+            label=candidate.label,
+            is_baseline=candidate.is_baseline,
+            config=candidate.config,
+        )
+        return [self._launch(record, proposed.now_s)]
+
+    def _launch(self, record: TrialRecord, now_s: float) -> Launch:
+        attempt = AttemptRecord(attempt=len(record.attempts) + 1, token=self._setting.new_token(), dispatched_s=now_s)
+        record = record.model_copy(update={"attempts": (*record.attempts, attempt)})
+        self._records[record.trial] = record
+        self._running[attempt.token] = record.trial
+        return Launch(record)
+
+    def _ended(self, event: AttemptEnded) -> list[Action]:
+        trial = self._running.pop(event.ended.token, None)
+        if trial is None:
+            return []
+        record = self._with_end(self._records[trial], event)
+        self._records[trial] = record
+        if not is_final(record):
+            self._waiting.append(trial)
+            return [Store(record)]
+        self._tally.add(record)
+        return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
+
+    def _with_end(self, record: TrialRecord, event: AttemptEnded) -> TrialRecord:
+        attempt = record.attempts[-1].model_copy(
+            update={
+                "ended_s": event.now_s,
+                "node": event.ended.node,
+                "launch_overhead_s": event.launch_overhead_s,
+                "outcome": event.ended.outcome,
+            }
+        )
+        record = record.model_copy(update={"attempts": (*record.attempts[:-1], attempt)})
+        efficiency = self._setting.efficiency(record.config, record.measurement) if record.measurement else None
+        return record.model_copy(update=efficiency._asdict()) if efficiency else record
+
+    def _stop_when_all_fail_alike(self) -> list[Action]:
+        if self.is_ending:
+            return []
+        self._failure = self._tally.common_failure(at_least=FAILURES_IN_A_ROW)
+        return [Cancel(token) for token in self._running] if self._failure else []
+
+    def _stop_asked(self, cause: StopCause) -> list[Action]:
+        if self.is_ending:
+            return []
+        self._stop = cause
+        return [Cancel(token) for token in self._running]
+
+    def _finish(self, now_s: float) -> Finish:
+        match self._stop:
+            case StopCause.STOP:
+                return Finish(SweepState.STOPPED, "stopped on request", EXIT_STOPPED)
+            case StopCause.INTERRUPT:
+                return Finish(SweepState.STOPPED, "stopped by Ctrl-C", EXIT_INTERRUPTED)
+            case StopCause.TERMINATE:
+                return Finish(SweepState.STOPPED, "stopped by SIGTERM", EXIT_TERMINATED)
+            case None:
+                pass
+            case _:
+                assert_never(self._stop)
+        failure = self._failure or self._tally.common_failure(at_least=1)
+        if failure:
+            return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
+        is_feasible = any(isinstance(record.outcome, Ok) for record in self._records.values())
+        used_up = self._trials_used_up() or self._time_used_up(now_s)
+        reason = used_up or f"space exhausted: all {len(self._records)} candidates were tried"
+        return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
+
+    def _below_concurrency(self) -> bool:
+        most = self._setting.max_concurrent_trials
+        return most is None or len(self._running) < most
+
+    def _trials_used_up(self) -> str:
+        """Says so when the budget forbids a trial that is not among the records; else empty."""
+        trials = self._setting.budget.trials
+        return f"budget used: {trials} trials" if trials is not None and len(self._records) >= trials else ""
+
+    def _time_used_up(self, now_s: float) -> str:
+        """Says which part of the budget forbids any more attempts; else empty."""
+        budget = self._setting.budget
+        elapsed_s = self._setting.elapsed_before_s + now_s - self._setting.started_s
+        if budget.time is not None and elapsed_s >= budget.time:
+            return f"budget used: {format_duration(budget.time)}"
+        if budget.device_hours is not None and self._device_hours(now_s) >= budget.device_hours:
+            return f"budget used: {budget.device_hours:g} device-hours"
+        return ""
+
+    def _device_hours(self, now_s: float) -> float:
+        used_s = 0.0
+        for record in self._records.values():
+            for attempt in record.attempts:
+                end_s = now_s if attempt.ended_s is None else attempt.ended_s
+                used_s += record.config.world_size * max(0.0, end_s - attempt.dispatched_s)
+        return used_s / 3600
