@@ -1,0 +1,214 @@
+"""A template without training libraries: it speaks the line protocol and its ranks do what `behave.json` says.
+
+`behave.json` in the attempt's folder maps a rank (as text) to a behaviour; the others are `ok`.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from orchestrator.contract.handoff import ATTEMPT_VARIABLE, AttemptFiles, write_atomic
+from orchestrator.contract.outcome import Crashed, Measurement, Ok, OomDevice, Outcome, Phase, RankMemory
+from orchestrator.contract.rank import (
+    TEMPLATE_REQUEST,
+    Event,
+    KillRequest,
+    RankExited,
+    RankReady,
+    RankReport,
+    RankRequest,
+    RankStarted,
+    TemplateReply,
+)
+
+PR_SET_CHILD_SUBREAPER = 36
+MEET_DEADLINE_S = 20.0
+
+
+def measurement() -> Measurement:
+    return Measurement(
+        tokens_per_second=100.0, tokens_per_second_low=99.0, tokens_per_second_high=101.0, tokens=1000,
+        padding_tokens=0, padding_fraction=0.0, sequences=10, sum_squared_lengths=1000, measured_steps=3,
+        measured_s=10.0, step_s=(3.0, 3.0, 4.0), peak_memory_bytes=1000, peak_resident_bytes=900,
+        ranks=(RankMemory(rank=0, peak_memory_bytes=1000, peak_resident_bytes=900),), probe_row_tokens=10,
+        reaches_sequence_length=True, trainable_parameters=10, total_parameters=100, first_loss=2.0, last_loss=1.0,
+        device="cpu", device_name="stub", threads_per_rank=1,
+        resolved={"environment": {name: os.environ[name] for name in sorted(os.environ)}},
+    )  # fmt: skip
+
+
+class Rank:
+    def __init__(self, request: RankRequest) -> None:
+        self.request = request
+        self.files = AttemptFiles(Path(request.directory))
+
+    def event(self, phase: Phase, step: int | None = None) -> None:
+        event = Event(event="phase", time_s=time.time(), rank=self.request.rank, phase=phase, step=step)
+        with self.files.events.open("a") as file:
+            file.write(event.model_dump_json() + "\n")
+
+    def report(self, outcome: Outcome, is_consequence: bool = False) -> None:
+        rank = self.request.rank
+        report = RankReport(rank=rank, time_s=time.time(), outcome=outcome, is_consequence=is_consequence)
+        write_atomic(self.files.rank_report(rank), report.model_dump_json())
+
+    def crash(self, error: str, is_consequence: bool = False) -> None:
+        outcome = Crashed(phase=Phase.FORWARD, rank=self.request.rank, error=error)
+        self.report(outcome, is_consequence)
+
+    def meet(self) -> list[socket.socket]:
+        """Rank 0 listens at the group's port, the others connect: a port used twice fails for real."""
+        where = (self.request.master_addr, self.request.master_port)
+        if self.request.rank == 0:
+            listener = socket.create_server(where)
+            listener.settimeout(MEET_DEADLINE_S)
+            return [listener, *(listener.accept()[0] for _ in range(self.request.world_size - 1))]
+        deadline_s = time.monotonic() + MEET_DEADLINE_S
+        while True:
+            try:
+                return [socket.create_connection(where, timeout=1.0)]
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.02)
+
+    def run(self, behaviour: str) -> int:
+        self.event(Phase.LOAD)
+        peers = self.meet()
+        self.event(Phase.FORWARD, step=0)
+        match behaviour.split(":"):
+            case ["ok"]:
+                self.report(Ok(measurement=measurement()))
+            case ["sleep", seconds]:
+                deadline_s = time.monotonic() + float(seconds)
+                while time.monotonic() < deadline_s:
+                    time.sleep(0.05)
+                    self.event(Phase.FORWARD)
+                self.report(Ok(measurement=measurement()))
+            case ["signal", name]:
+                os.kill(os.getpid(), signal.Signals[name])
+            case ["hang"]:
+                time.sleep(3600)
+            case ["stubborn"]:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(3600)
+            case ["exit", code]:
+                print("last words", flush=True)
+                return int(code)
+            case ["torn"]:
+                self.files.rank_report(self.request.rank).write_text('{"rank": 0, "time_s": 1')
+            case ["oom"]:
+                self.report(OomDevice(phase=Phase.FORWARD, rank=self.request.rank, evidence="out of memory"))
+            case ["peer_lost"]:
+                peers[-1].settimeout(None)
+                peers[-1].recv(1)
+                self.crash("DistNetworkError: connection closed by peer", is_consequence=True)
+                return 1
+            case ["bind"]:
+                self.crash("DistNetworkError: bind failed: EADDRINUSE")
+                return 1
+            case ["grandchildren"]:
+                subprocess.Popen(["setsid", "sleep", "3601"])
+                if os.fork() == 0:
+                    os.setsid()
+                    if os.fork() == 0:
+                        time.sleep(3602)
+                    os._exit(0)
+                self.event(Phase.BACKWARD)
+                time.sleep(3600)
+            case ["template_dies"]:
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(3600)
+            case _:
+                raise ValueError(behaviour)
+        return 0
+
+
+def fork(request: RankRequest) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        log = os.open(AttemptFiles(Path(request.directory)).rank_log(request.rank), os.O_WRONLY | os.O_CREAT, 0o600)
+        for target, source in ((0, null), (1, log), (2, log)):
+            os.dup2(source, target)
+        os.environ.update(request.environment)
+        os.environ[ATTEMPT_VARIABLE] = request.token
+        path = Path(request.directory, "behave.json")
+        behaviours = json.loads(path.read_text()) if path.exists() else {}
+        status = Rank(request).run(behaviours.get(str(request.rank), "ok"))
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def end_tree(pid: int) -> None:
+    for process in psutil.Process().children(recursive=True):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def say(reply: TemplateReply) -> None:
+    os.write(1, reply.model_dump_json().encode() + b"\n")
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    if os.environ.get("DS_STUB_FAILS"):
+        raise ImportError("no module named stub")
+    say(RankReady(pid=os.getpid(), imported_s=0.0))
+    running: dict[int, str] = {}
+    unread = b""
+    while True:
+        readable, _, _ = select.select([0, woken], [], [])
+        if 0 in readable:
+            chunk = os.read(0, 65536)
+            if not chunk:
+                end_tree(0)
+                return
+            *lines, unread = (unread + chunk).split(b"\n")
+            for request in map(TEMPLATE_REQUEST.validate_json, lines):
+                if isinstance(request, KillRequest):
+                    end_tree(0)
+                else:
+                    pid = fork(request)
+                    running[pid] = request.token
+                    say(RankStarted(token=request.token, pid=pid))
+        if woken in readable:
+            os.read(woken, 65536)
+        reap(running)
+
+
+def reap(running: dict[int, str]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in running:
+            end_tree(pid)
+            say(RankExited(token=running.pop(pid), status=os.waitstatus_to_exitcode(status)))
+
+
+if __name__ == "__main__":
+    main()
