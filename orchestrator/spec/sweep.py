@@ -19,6 +19,14 @@ def _duration(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
 
 
+def _exactly_one(sources: dict[str, object]) -> None:
+    """Raise ValueError unless exactly one of `sources` is given."""
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
+        said = "none is given" if not given else f"{' and '.join(given)} are given"
+        raise ValueError(f"needs exactly one of {', '.join(sources)}, and {said}; keep one")
+
+
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
 
@@ -34,6 +42,13 @@ class ModelSection(Frozen):
     """None: pretrained for a checkpoint folder or hub id, random for a bare config."""
     trust_remote_code: bool = False
 
+    @model_validator(mode="after")
+    def _one_source(self) -> "ModelSection":
+        _exactly_one({"config": self.config, "path": self.path, "id": self.id})
+        if self.config is not None and self.weights == "pretrained":
+            raise ValueError("a config holds no pretrained weights; write weights: random, or name a path or id")
+        return self
+
 
 class DataSection(Frozen):
     """Exactly one of `path` and `id`."""
@@ -45,6 +60,11 @@ class DataSection(Frozen):
     sequence_length: int = Field(ge=2)
     packing: bool = False
     max_rows: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "DataSection":
+        _exactly_one({"path": self.path, "id": self.id})
+        return self
 
 
 class Sampler(StrEnum):
@@ -88,6 +108,12 @@ class LimitsSection(Frozen):
     host_memory: Bytes | None = None
     headroom: Annotated[int, BeforeValidator(_size), Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _room_is_left(self) -> "LimitsSection":
+        if self.device_memory is not None and self.headroom >= self.device_memory:
+            raise ValueError("headroom is all of device_memory or more, so nothing could fit; lower headroom")
+        return self
+
 
 class ResourcesSection(Frozen):
     """Devices of each trial, and over how many nodes they are spread (None: as few as hold them)."""
@@ -96,6 +122,15 @@ class ResourcesSection(Frozen):
     nodes: int | None = Field(default=None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_concurrent_trials: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _nodes_share_alike(self) -> "ResourcesSection":
+        if self.nodes is not None and self.devices_per_trial % self.nodes:
+            raise ValueError(
+                f"devices_per_trial {self.devices_per_trial} is not divisible by nodes {self.nodes}; "
+                "each node of a trial gives the same number of devices"
+            )
+        return self
 
 
 class BudgetSection(Frozen):

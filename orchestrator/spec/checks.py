@@ -1,0 +1,91 @@
+"""What a spec must be beyond the types of its fields: consistent, and naming files that exist."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from orchestrator.spec.places import Fault, Places
+from orchestrator.spec.sweep import SearchSection, SweepSpec
+
+_PATHS = (("model", "path"), ("data", "path"), ("data", "tokenizer"))
+
+
+def resolve_paths(
+    value: dict[str, JsonValue], places: Places, spec_path: Path, overridden: Iterable[str]
+) -> list[Fault]:
+    """Make the paths in `value` absolute; a fault for each that does not exist.
+
+    A path of the file is looked for in the file's folder, then in the working directory; one of the command line the
+    other way round. `data.tokenizer` may be a hub id, so only what begins like a path has to exist.
+    """
+    faults = []
+    bases = [spec_path.absolute().parent, Path.cwd()]
+    for section_name, key in _PATHS:
+        section = value.get(section_name)
+        written = section.get(key) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or not isinstance(written, str):
+            continue
+        order = bases[::-1] if f"{section_name}.{key}" in overridden else bases
+        found = _find(written, order)
+        if found is not None:
+            value[section_name] = {**section, key: str(found)}
+        elif key == "path" or written.startswith(("/", ".", "~")):
+            looked = " or ".join(dict.fromkeys(str(base) for base in order))
+            where = "" if Path(written).is_absolute() else f" in {looked}"
+            text = f"no file or folder {written!r}{where}; mend the path"
+            faults.append(places.fault((section_name, key), text))
+    return faults
+
+
+def _find(written: str, bases: Iterable[Path]) -> Path | None:
+    try:
+        path = Path(written).expanduser()
+        for base in bases:
+            if (base / path).exists():
+                return (base / path).resolve()
+    except (OSError, RuntimeError, ValueError):
+        # a name too long for the file system, an unknown user or a NUL byte: no such file
+        return None
+    return None
+
+
+def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list[Fault]:
+    """Faults between sections of a spec whose fields are all valid."""
+    faults = []
+    if spec.model.trust_remote_code and not allow_remote_code:
+        text = "runs code that comes with the model; pass --trust-remote-code too, or write false"
+        faults.append(places.fault(("model", "trust_remote_code"), text))
+    if spec.measure.min_steps > spec.measure.max_steps:
+        text = f"min_steps {spec.measure.min_steps} is greater than max_steps {spec.measure.max_steps}; swap them"
+        faults.append(places.fault(("measure", "min_steps"), text))
+    devices = spec.resources.devices_per_trial
+    if spec.train.global_batch % devices:
+        text = (
+            f"{spec.train.global_batch} is not divisible by devices_per_trial {devices}; write a multiple of {devices}"
+        )
+        faults.append(places.fault(("train", "global_batch"), text))
+    metrics = [objective.metric for objective in spec.objective]
+    for position, metric in enumerate(metrics):
+        if metric in metrics[:position]:
+            faults.append(places.fault(("objective", position), f"{metric} stands twice; keep one"))
+    return faults + (_search_faults(spec, spec.search, places) if spec.search else [])
+
+
+def _search_faults(spec: SweepSpec, search: SearchSection, places: Places) -> list[Fault]:
+    faults = []
+    groups: dict[str, frozenset[str]] = {}
+    for position, entry in enumerate(search.paired):
+        members = frozenset(entry)
+        for name in entry:
+            path = ("search", "paired", position, name)
+            if name in spec.train.fixed or name in search.knobs:
+                home = "train" if name in spec.train.fixed else "search"
+                faults.append(places.key_fault(path, f"is paired here and stands in {home} too; keep one of them"))
+            elif groups.setdefault(name, members) != members:
+                other = ", ".join(sorted(groups[name]))
+                text = f"is paired with other knobs elsewhere ({other}); give all its entries the same knobs"
+                faults.append(places.key_fault(path, text))
+        if entry in search.paired[:position]:
+            faults.append(places.fault(("search", "paired", position), "this entry stands twice; keep one"))
+    return faults
