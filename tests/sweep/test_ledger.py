@@ -65,13 +65,13 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
     ledger.write_trial(record(0))
     file = ledger.folder / "trials" / "0000" / "trial.json"
     file.write_text(content)
-    with pytest.raises(StateError, match="0000/trial.json is damaged"):
+    with pytest.raises(StateError, match=r"0000/trial\.json is damaged"):
         ledger.read_trials()
 
 
 def test_unknown_sweeps_and_trials_are_told_with_what_exists(tmp_path: Path) -> None:
     new_ledger(tmp_path, spec(name="known"))
-    with pytest.raises(UsageError, match="no sweep named other in .*; it holds: known"):
+    with pytest.raises(UsageError, match=r"no sweep named other in .*; it holds: known"):
         Ledger(tmp_path, "other").read_sweep()
     with pytest.raises(UsageError, match="sweep known has no trial 7"):
         Ledger(tmp_path, "known").read_trial(7)
