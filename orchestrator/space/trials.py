@@ -1,0 +1,89 @@
+"""Builds the trial of a point: derived accumulation, limits and measuring, with what forbids the point in words."""
+
+from orchestrator.contract.config import (
+    DataSource,
+    Knobs,
+    Limits,
+    ModelSource,
+    TrainSettings,
+    TrialConfig,
+    content_hash,
+)
+from orchestrator.contract.facts import Facts
+from orchestrator.space.knobs import Point
+from orchestrator.spec.sweep import ModelSection, SweepSpec
+
+
+def model_source(section: ModelSection) -> ModelSource:
+    """The model as the trial plane reads it. Unset weights: random for a bare config (also a config.json), else
+    pretrained."""
+    weights = section.weights
+    if weights is None:
+        is_bare = section.config is not None or (section.path or "").endswith(".json")
+        weights = "random" if is_bare else "pretrained"
+    return ModelSource(
+        config=section.config,
+        path=section.path,
+        id=section.id,
+        revision=section.revision,
+        weights=weights,
+        trust_remote_code=section.trust_remote_code,
+    )
+
+
+class TrialBuilder:
+    """Makes the `TrialConfig` of each canonical point of one sweep."""
+
+    def __init__(self, spec: SweepSpec, facts: Facts, threads_per_rank: int) -> None:
+        self._global_batch = spec.train.global_batch
+        self._world_size = spec.resources.devices_per_trial
+        settings = {name: getattr(spec.train, name) for name in TrainSettings.model_fields}
+        self._base = TrialConfig(
+            knobs=Knobs.model_validate({"method": "full", "micro_batch": 1}),
+            model=model_source(spec.model),
+            data=DataSource(
+                directory=facts.data.directory,
+                digest=facts.data.digest,
+                sequence_length=spec.data.sequence_length,
+                packing=spec.data.packing,
+            ),
+            train=TrainSettings(**settings),
+            limits=Limits(
+                device_memory_bytes=spec.limits.device_memory,
+                host_memory_bytes=spec.limits.host_memory,
+                headroom_bytes=spec.limits.headroom,
+            ),
+            measure=spec.measure,
+            world_size=self._world_size,
+            gradient_accumulation=1,
+            device=facts.device,
+            threads_per_rank=threads_per_rank,
+        )
+        self._content = self._base.model_dump(
+            mode="json", exclude={"data": {"directory"}, "measure": True, "version": True}
+        )
+
+    def why_illegal(self, canonical: Point) -> str:
+        """Why the point cannot be run, with the arithmetic; empty when it can."""
+        micro_batch = canonical["micro_batch"]
+        assert isinstance(micro_batch, int)
+        rows = micro_batch * self._world_size
+        if self._global_batch % rows:
+            ranks = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
+            return f"global_batch {self._global_batch} is not divisible by micro_batch {micro_batch} x {ranks} = {rows}"
+        gathered = canonical["allgather_bucket_size"]
+        if isinstance(gathered, int) and gathered % 2:
+            return f"allgather_bucket_size {gathered} is odd, and DeepSpeed gathers pairs of elements"
+        return ""
+
+    def build(self, knobs: Knobs) -> tuple[str, TrialConfig]:
+        """The identity and the configuration of a legal point."""
+        accumulation = self._global_batch // (knobs.micro_batch * self._world_size)
+        config = self._base.model_copy(update={"knobs": knobs, "gradient_accumulation": accumulation})
+        # the same as config.candidate, without dumping the model's config again for each of many thousand points
+        content = {
+            **self._content,
+            "knobs": knobs.model_dump(mode="json"),
+            "gradient_accumulation": accumulation,
+        }
+        return content_hash(content), config
