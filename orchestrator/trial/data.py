@@ -1,0 +1,176 @@
+"""Prepared rows on disk, and the batches that a trial makes of them.
+
+A prepared folder holds `tokens.bin` (int32 token ids, row after row), `offsets.bin` (int64, one more than rows: where
+each row starts) and `data.json` (`DataFacts`). Labels are the tokens themselves; padding has label -100 and mask 0,
+on the right. Rows are as long as they are, at most `sequence_length`; a micro-batch is padded to its longest row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.facts import DataFacts
+from orchestrator.contract.handoff import read_model
+from orchestrator.trial.group import RankPlace
+
+TOKENS_FILE = "tokens.bin"
+OFFSETS_FILE = "offsets.bin"
+DESCRIPTION_FILE = "data.json"
+IGNORED_LABEL = -100
+
+TokenRow = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: int64 tensors of shape (rows, longest row)."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Tokens of one optimizer step over all ranks."""
+
+    tokens: int = 0
+    padding_tokens: int = 0
+    sequences: int = 0
+    sum_squared_lengths: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.tokens + other.tokens,
+            self.padding_tokens + other.padding_tokens,
+            self.sequences + other.sequences,
+            self.sum_squared_lengths + other.sum_squared_lengths,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step: this rank's micro-batches, and the counts over all ranks."""
+
+    batches: tuple[Batch, ...]
+    counts: Counts
+
+
+class Rows:
+    """The prepared rows of a folder, read on demand. Raises StateError when the folder is damaged or missing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.facts = read_model(directory / DESCRIPTION_FILE, DataFacts)
+        self._tokens: TokenRow = np.memmap(directory / TOKENS_FILE, dtype=np.int32, mode="r")
+        self._offsets = np.fromfile(directory / OFFSETS_FILE, dtype=np.int64)
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of every row."""
+        return np.diff(self._offsets)
+
+    def row(self, index: int) -> TokenRow:
+        """The token ids of one row."""
+        return self._tokens[self._offsets[index] : self._offsets[index + 1]]
+
+    def packed(self, sequence_length: int) -> "PackedRows":
+        """All rows behind one another, cut into full rows of `sequence_length` tokens."""
+        return PackedRows(self._tokens, sequence_length)
+
+
+class PackedRows:
+    """Rows of exactly `sequence_length` tokens; a rest that fills no row is left out unless it is all there is."""
+
+    def __init__(self, tokens: TokenRow, sequence_length: int) -> None:
+        self._tokens = tokens
+        self._row_tokens = min(sequence_length, len(tokens))
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of every row."""
+        return np.full(len(self._tokens) // self._row_tokens, self._row_tokens, dtype=np.int64)
+
+    def row(self, index: int) -> TokenRow:
+        """The token ids of one row."""
+        return self._tokens[index * self._row_tokens : (index + 1) * self._row_tokens]
+
+
+class Batches:
+    """The micro-batches of one rank. Every rank computes the same plan, so counts need no communication."""
+
+    def __init__(self, config: TrialConfig, place: RankPlace) -> None:
+        rows = Rows(Path(config.data.directory))
+        self._rows = rows.packed(config.data.sequence_length) if config.data.packing else rows
+        self._lengths = self._rows.lengths()
+        self._pad_token_id = rows.facts.pad_token_id
+        self._micro_batch = config.knobs.micro_batch
+        self._accumulation = config.gradient_accumulation
+        self._place = place
+        self._seed = config.train.seed
+
+    @property
+    def longest_row_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return int(self._lengths.max())
+
+    def probe_step(self) -> Step:
+        """The costliest step that this data allows: every micro-batch of every rank is the longest one.
+
+        Where rows differ in length, one shorter row is among them: attention with a padding mask can need more
+        memory than without.
+        """
+        order = np.argsort(-self._lengths, kind="stable")
+        indices = [int(order[position % len(order)]) for position in range(self._micro_batch)]
+        shorter = np.flatnonzero(self._lengths[order] < self._lengths[order[0]])
+        is_uniform = len({int(self._lengths[index]) for index in indices}) == 1
+        if self._micro_batch > 1 and is_uniform and len(shorter):
+            indices[-1] = int(order[shorter[0]])
+        return self._step([[indices] * self._accumulation] * self._place.world_size)
+
+    def training_steps(self) -> Iterator[Step]:
+        """Steps over all rows in seeded order, without end; ranks take disjoint rows of each step."""
+        world_size = self._place.world_size
+        indices = self._shuffled()
+        while True:
+            taken = [next(indices) for _ in range(self._micro_batch * self._accumulation * world_size)]
+            micro_batches = [
+                taken[start : start + self._micro_batch] for start in range(0, len(taken), self._micro_batch)
+            ]
+            yield self._step([micro_batches[rank::world_size] for rank in range(world_size)])
+
+    def _shuffled(self) -> Iterator[int]:
+        generator = np.random.default_rng(self._seed)
+        while True:
+            yield from (int(index) for index in generator.permutation(len(self._lengths)))
+
+    def _step(self, by_rank: list[list[list[int]]]) -> Step:
+        counts = Counts()
+        for micro_batches in by_rank:
+            for indices in micro_batches:
+                counts += self._counts(indices)
+        return Step(tuple(self._batch(indices) for indices in by_rank[self._place.rank]), counts)
+
+    def _counts(self, indices: list[int]) -> Counts:
+        lengths = self._lengths[indices]
+        tokens = int(lengths.sum())
+        return Counts(
+            tokens=tokens,
+            padding_tokens=int(lengths.max()) * len(indices) - tokens,
+            sequences=len(indices),
+            sum_squared_lengths=int((lengths**2).sum()),
+        )
+
+    def _batch(self, indices: list[int]) -> Batch:
+        shape = (len(indices), int(self._lengths[indices].max()))
+        input_ids = torch.full(shape, self._pad_token_id, dtype=torch.int64)
+        labels = torch.full(shape, IGNORED_LABEL, dtype=torch.int64)
+        attention_mask = torch.zeros(shape, dtype=torch.int64)
+        for position, index in enumerate(indices):
+            row = torch.from_numpy(self._rows.row(index).astype(np.int64))
+            input_ids[position, : len(row)] = row
+            labels[position, : len(row)] = row
+            attention_mask[position, : len(row)] = 1
+        return Batch(input_ids, attention_mask, labels)

@@ -1,0 +1,181 @@
+"""The story of a trial, from its configuration to its outcome."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import JsonValue
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.outcome import Measurement, Ok, Outcome, OverLimit, Phase, RankMemory
+from orchestrator.trial.checks import FirstUpdate, InvalidTrial, LossDiverged, check_same_run
+from orchestrator.trial.data import Batches, Counts, Step
+from orchestrator.trial.device import Device
+from orchestrator.trial.engine import Engine, build_engine, deepspeed_config, select_accelerator
+from orchestrator.trial.events import EventLog
+from orchestrator.trial.group import Group, RankPlace
+from orchestrator.trial.meter import StepTime, is_measured, rate
+from orchestrator.trial.model import LoadedModel, build_model
+from orchestrator.trial.preload import PROCESS_ENVIRONMENT
+
+PROBE_STEPS = 2
+"""The optimizer's states appear in the first step; only a step after that shows the peak beside them."""
+
+
+class Trial:
+    """One rank's part of a trial whose memory limit is in force."""
+
+    def __init__(self, config: TrialConfig, place: RankPlace, device: Device, events: EventLog) -> None:
+        self.config = config
+        self.place = place
+        self.device = device
+        self.events = events
+        self.group: Group
+        self.loaded: LoadedModel
+        self.engine: Engine
+        self.peak_by_phase_bytes: dict[Phase, int] = {}
+        self.first_loss = math.nan
+        self.last_loss = math.nan
+
+    def run(self) -> Outcome:
+        """Build, probe, warm up, measure, judge. Errors pass through to the guard."""
+        settings = self.config.measure
+        select_accelerator(self.device)
+        self.group = Group(self.place, self.device.backend, settings.trial_timeout_s)
+        batches = Batches(self.config, self.place)
+        self._build()
+        check_same_run(self.config, self.engine, self.place.world_size, self.group)
+        self._probe(batches)
+        steps = batches.training_steps()
+        for _ in range(settings.warmup_steps):
+            self._train(next(steps))
+        counts, times = self._measure(steps)
+        outcome = self._judge(batches, counts, times)
+        self.group.close()
+        return outcome
+
+    def _build(self) -> None:
+        resolved = deepspeed_config(self.config, pin_memory=self.device.kind == "cuda")
+        with self._phase(Phase.LOAD):
+            self.loaded = build_model(self.config, resolved, self.device.torch_device())
+        if self.loaded.trainable_parameters == 0:
+            raise InvalidTrial("the model has no trainable parameter")
+        with self._phase(Phase.INIT):
+            self.engine = build_engine(self.loaded.model, self.config, resolved, self.device)
+
+    def _probe(self, batches: Batches) -> None:
+        first_update = FirstUpdate(self.engine, self.config.knobs.method)
+        for number in range(PROBE_STEPS):
+            self._train(batches.probe_step(), probe=True)
+            if number == 0:
+                first_update.check(self.group)
+
+    def _measure(self, steps: Iterator[Step]) -> tuple[Counts, list[StepTime]]:
+        counts, times = Counts(), list[StepTime]()
+        while not self.group.decide(is_measured(times, self.config.measure)):
+            step = next(steps)
+            step_s = self._train(step)
+            counts += step.counts
+            times.append(StepTime(step.counts.tokens, step_s))
+        return counts, times
+
+    def _train(self, step: Step, probe: bool = False) -> float:
+        """Run one optimizer step over the whole global batch. Returns its duration in seconds."""
+        engine, device = self.engine.engine, self.device.torch_device()
+        self.events.begin_step(probe)
+        losses = []
+        self.device.synchronize()
+        start_s = time.perf_counter()
+        for batch in step.batches:
+            self.events.batch_tokens = batch.input_ids.numel()
+            with self._phase(Phase.FORWARD, watch=probe):
+                loss = engine(
+                    input_ids=batch.input_ids.to(device),
+                    attention_mask=batch.attention_mask.to(device),
+                    labels=batch.labels.to(device),
+                ).loss
+            losses.append(loss.detach())
+            with self._phase(Phase.BACKWARD, watch=probe):
+                engine.backward(loss)
+            del loss
+            with self._phase(Phase.OPTIMIZER_STEP, watch=probe):
+                engine.step()
+        self.device.synchronize()
+        step_s = time.perf_counter() - start_s
+        self._note_loss(sum(float(loss) for loss in losses) / len(losses))
+        self.events.end_step(step.counts.tokens, step_s)
+        return step_s
+
+    def _note_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise LossDiverged(f"the loss of step {self.events.step + 1} is {loss}")
+        if math.isnan(self.first_loss):
+            self.first_loss = loss
+        self.last_loss = loss
+
+    @contextmanager
+    def _phase(self, phase: Phase, watch: bool = True) -> Iterator[None]:
+        """Name the phase in the events; where `watch`, note how far it raised the peak."""
+        self.events.enter(phase)
+        before_bytes = self.device.used_bytes() if watch else 0
+        yield
+        if watch:
+            after_bytes = self.device.used_bytes()
+            if after_bytes > before_bytes:
+                self.peak_by_phase_bytes[phase] = after_bytes
+
+    def _judge(self, batches: Batches, counts: Counts, times: list[StepTime]) -> Outcome:
+        mine = self.device.memory(self.place.rank, self.peak_by_phase_bytes)
+        measurement = self._measurement(batches, counts, times, self.group.gather(mine))
+        health, limit_bytes = self.device.health(), self.device.limit_bytes
+        headroom_bytes = self.config.limits.headroom_bytes
+        if limit_bytes is not None and measurement.peak_memory_bytes > limit_bytes - headroom_bytes:
+            return OverLimit(measurement=measurement, health=health)
+        return Ok(measurement=measurement, health=health)
+
+    def _measurement(
+        self, batches: Batches, counts: Counts, times: list[StepTime], memory: list[RankMemory]
+    ) -> Measurement:
+        speed = rate(times)
+        return Measurement(
+            tokens_per_second=speed.mean,
+            tokens_per_second_low=speed.low,
+            tokens_per_second_high=speed.high,
+            tokens=counts.tokens,
+            padding_tokens=counts.padding_tokens,
+            padding_fraction=counts.padding_tokens / (counts.tokens + counts.padding_tokens),
+            sequences=counts.sequences,
+            sum_squared_lengths=counts.sum_squared_lengths,
+            measured_steps=len(times),
+            measured_s=sum(step.step_s for step in times),
+            step_s=tuple(step.step_s for step in times),
+            peak_memory_bytes=max(rank.peak_memory_bytes for rank in memory),
+            peak_resident_bytes=max(rank.peak_resident_bytes for rank in memory),
+            limit_bytes=self.device.limit_bytes,
+            ranks=tuple(memory),
+            probe_row_tokens=batches.longest_row_tokens,
+            reaches_sequence_length=batches.longest_row_tokens >= self.config.data.sequence_length,
+            trainable_parameters=self.loaded.trainable_parameters,
+            total_parameters=self.loaded.total_parameters,
+            first_loss=self.first_loss,
+            last_loss=self.last_loss,
+            device=self.device.kind,
+            device_name=self.device.name(),
+            threads_per_rank=self.config.threads_per_rank,
+            resolved=self._resolved(),
+        )
+
+    def _resolved(self) -> dict[str, JsonValue]:
+        knobs = self.config.knobs
+        return {
+            "deepspeed": self.engine.config,
+            "optimizer": self.engine.optimizer,
+            "lora": self.loaded.lora,
+            "precision": knobs.precision.value,
+            "attention": knobs.attention.value,
+            "gradient_checkpointing": knobs.gradient_checkpointing.value,
+            "use_reentrant": False,
+            "world_size": self.place.world_size,
+            "environment": dict(PROCESS_ENVIRONMENT),
+        }
