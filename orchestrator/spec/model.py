@@ -35,14 +35,18 @@ class _Family:
     query_bias: bool = False
     head_norms: bool = False
     """A norm of head_dim weights on queries and one on keys, in each layer."""
+    sliding_window: int | None = None
+    """Tokens, where the config does not name it."""
+    asks_for_window: bool = False
+    """The window counts only with use_sliding_window: true."""
 
 
 _FAMILIES = {
     "llama": _Family(),
-    "mistral": _Family(key_value_heads=8),
+    "mistral": _Family(key_value_heads=8, sliding_window=4096),
     "mixtral": _Family(key_value_heads=8),
-    "qwen2": _Family(key_value_heads=32, query_bias=True),
-    "qwen3": _Family(key_value_heads=32, head_dim=128, head_norms=True),
+    "qwen2": _Family(key_value_heads=32, query_bias=True, asks_for_window=True),
+    "qwen3": _Family(key_value_heads=32, head_dim=128, head_norms=True, asks_for_window=True),
 }
 
 
@@ -125,8 +129,14 @@ def _llama_like(config: Config, model_type: str, family: _Family) -> ModelFacts:
         vocab_size=vocab,
         tied_embeddings=tied,
         max_position_embeddings=_optional(config, "max_position_embeddings"),
-        sliding_window=_optional(config, "sliding_window") if config.get("use_sliding_window", True) else None,
+        sliding_window=_sliding_window(config, family),
     )
+
+
+def _sliding_window(config: Config, family: _Family) -> int | None:
+    if family.asks_for_window and config.get("use_sliding_window") is not True:
+        return None
+    return _optional(config, "sliding_window") if "sliding_window" in config else family.sliding_window
 
 
 def _mlp(config: Config, hidden: int, layers: int) -> tuple[LinearLayer, ...]:
