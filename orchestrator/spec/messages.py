@@ -53,6 +53,8 @@ def explain(error: ErrorDetails) -> str:
         return f"must be {words} {context[key]}, not {show(value)}"
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {_written(kind, value)}"
+    if kind == "too_short":
+        return f"has {context['actual_length']} entries; list at least {context['min_length']}"
     if kind == "string_pattern_mismatch":
         return (
             f"{show(value)} is not a name; write letters, digits, '.', '_' and '-', "

@@ -32,12 +32,19 @@ def validate(model: type[Model], value: dict[str, JsonValue], places: Places, fa
     try:
         valid = model.model_validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        found = [_fault(detail, places, model) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        found = [_fault(detail, places, model) for detail in details if not _follows(detail, details)]
     told = {fault.path for fault in faults}
     faults = faults + [fault for fault in found if fault.path not in told]
     if faults:
         raise spec_error(faults)
     return valid
+
+
+def _follows(error: ErrorDetails, errors: list[ErrorDetails]) -> bool:
+    """Whether a list seems too short only because its entries are wrong."""
+    here = error["loc"]
+    return error["type"] == "too_short" and any(other["loc"][: len(here)] == here != other["loc"] for other in errors)
 
 
 def _fault(error: ErrorDetails, places: Places, model: type[BaseModel]) -> Fault:
