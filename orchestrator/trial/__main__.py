@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.contract.errors import EXIT_FAILED, EXIT_USAGE, StateError
 from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import Outcome
+from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.units import format_bytes
 from orchestrator.trial.preload import preload, restart_with_environment
 
@@ -29,8 +29,9 @@ def main() -> int:
             f" run: torchrun --nproc-per-node {config.world_size} -m orchestrator.trial {directory}"
         )
     restart_with_environment()
-    status = _run_fork(directory)
     rank = int(os.environ.get("RANK", "0"))
+    _forget_last_run(files, rank)
+    status = _run_fork(directory)
     if status < 0:
         print(f"rank {rank} was ended by {signal.Signals(-status).name}", file=sys.stderr)
         return EXIT_FAILED
@@ -55,6 +56,13 @@ def _refuse(message: str) -> int:
     return EXIT_USAGE
 
 
+def _forget_last_run(files: AttemptFiles, rank: int) -> None:
+    files.rank_report(rank).unlink(missing_ok=True)
+    if rank == 0:
+        files.events.unlink(missing_ok=True)
+        files.outcome.unlink(missing_ok=True)
+
+
 def _run_fork(directory: Path) -> int:
     """Run the rank in a fork, as a pool does, so that memory is counted from the same start."""
     preload()
@@ -74,12 +82,11 @@ def _run_fork(directory: Path) -> int:
 
 
 def _settle(files: AttemptFiles, rank: int) -> Outcome | None:
-    """Store the outcome where this rank decides it: rank 0 for a trial that ran, the first cause for one that failed."""
-    guard = importlib.import_module("orchestrator.trial.guard")
+    """Store the outcome where this rank decides it: rank 0 for a trial that ran, the first cause for a failed one."""
     report = files.read_report(rank)
     if report is None:
         return None
-    if guard.has_run(report.outcome):
+    if isinstance(report.outcome, Ok | OverLimit):
         if rank == 0:
             files.write_outcome(report.outcome)
         return report.outcome if rank == 0 else None
@@ -90,8 +97,7 @@ def _settle(files: AttemptFiles, rank: int) -> Outcome | None:
 
 def summary(outcome: Outcome) -> str:
     """What became of the trial, for a reader."""
-    guard = importlib.import_module("orchestrator.trial.guard")
-    if guard.has_run(outcome):
+    if isinstance(outcome, Ok | OverLimit):
         measured = outcome.measurement
         limit = f" of {format_bytes(measured.limit_bytes)}" if measured.limit_bytes else ""
         return (

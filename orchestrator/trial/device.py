@@ -118,8 +118,9 @@ class CudaDevice:
         self._start_resident_bytes = process_status_bytes()["VmRSS"]
         torch.cuda.set_device(index)
         capacity_bytes = torch.cuda.get_device_properties(index).total_memory
-        self.limit_bytes = min(limit_bytes or capacity_bytes, capacity_bytes)
-        torch.cuda.set_per_process_memory_fraction(self.limit_bytes / capacity_bytes, index)
+        bound_bytes = min(limit_bytes or capacity_bytes, capacity_bytes)
+        torch.cuda.set_per_process_memory_fraction(bound_bytes / capacity_bytes, index)
+        self.limit_bytes: int | None = bound_bytes
         torch.cuda.reset_peak_memory_stats(index)
 
     def torch_device(self) -> torch.device:

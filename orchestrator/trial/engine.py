@@ -14,6 +14,8 @@ from orchestrator.trial.device import Device
 
 JsonObject = dict[str, JsonValue]
 
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPS = 1e-8
 _NEVER_PRINT_STEPS = 10**9
 _STAGE3_KNOBS = (
     "stage3_max_live_parameters",
@@ -93,15 +95,17 @@ def build_engine(model: nn.Module, config: TrialConfig, resolved: JsonObject, de
 def _optimizer(
     parameters: list[nn.Parameter], config: TrialConfig, device: Device
 ) -> tuple[torch.optim.Optimizer, JsonObject]:
-    arguments: JsonObject = {"lr": config.train.learning_rate, "weight_decay": config.train.weight_decay}
+    rate, decay = config.train.learning_rate, config.train.weight_decay
+    description: JsonObject = {"lr": rate, "weight_decay": decay}
+    optimizer: torch.optim.Optimizer
     if config.knobs.optimizer is Optimizer.SGD:
-        arguments["fused"] = True
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, **arguments)
-    elif device.kind == "cuda" and config.knobs.offload_optimizer is Offload.CPU:
-        arguments |= {"betas": [0.9, 0.999], "eps": 1e-8}
-        optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(parameters, **arguments)
-    else:
-        arguments |= {"betas": [0.9, 0.999], "eps": 1e-8, "fused": True}
-        optimizer = torch.optim.AdamW(parameters, **arguments)
-    kind = type(optimizer)
-    return optimizer, {"class": f"{kind.__module__}.{kind.__qualname__}", **arguments}
+        optimizer = torch.optim.SGD(parameters, lr=rate, weight_decay=decay, fused=True)
+        return optimizer, {"class": "torch.optim.SGD", **description, "fused": True}
+    description |= {"betas": list(ADAM_BETAS), "eps": ADAM_EPS}
+    if device.kind == "cuda" and config.knobs.offload_optimizer is Offload.CPU:
+        optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
+            parameters, lr=rate, weight_decay=decay, betas=ADAM_BETAS, eps=ADAM_EPS
+        )
+        return optimizer, {"class": "deepspeed.ops.adam.DeepSpeedCPUAdam", **description}
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, betas=ADAM_BETAS, eps=ADAM_EPS, fused=True)
+    return optimizer, {"class": "torch.optim.AdamW", **description, "fused": True}

@@ -43,7 +43,8 @@ class Group:
         timeout = timedelta(seconds=timeout_s)
         if place.world_size == 1:
             # no port is opened, so none can be taken by somebody else
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         else:
             if os.environ.get("MASTER_ADDR") in _LOOPBACK:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

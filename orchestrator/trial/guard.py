@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TypeGuard
 
 from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.handoff import AttemptFiles, write_atomic
@@ -43,7 +44,7 @@ def run_rank(directory: Path) -> int:
     return EXIT_RAN if has_run(verdict.outcome) else EXIT_DID_NOT_RUN
 
 
-def has_run(outcome: Outcome) -> bool:
+def has_run(outcome: Outcome) -> TypeGuard[Ok | OverLimit]:
     """Whether the trial ran to its end and was measured."""
     return isinstance(outcome, Ok | OverLimit)
 

@@ -57,5 +57,9 @@ def restart_with_environment() -> None:
 
 def preload() -> None:
     """Import all training modules."""
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        # else DeepSpeed searches for a device, and warns
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name in TRAINING_MODULES:
         importlib.import_module(name)

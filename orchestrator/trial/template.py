@@ -5,7 +5,7 @@ standard error. It ends, with all that came from it, when its standard input clo
 
 `serve` takes the function that a rank runs. A test that wants a fault inside a real trial calls `serve` in a module
 of its own with a function that patches a library and then calls `orchestrator.trial.guard.run_rank`; the patch lives
-in that one fork.
+in that one fork. Such a module imports nothing heavy itself and calls `restart_with_environment` first.
 """
 
 import importlib
@@ -13,7 +13,6 @@ import json
 import os
 import selectors
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,12 +161,12 @@ def serve(run_rank: RunRank) -> None:
     template.loop()
 
 
-def main() -> None:
-    """Entry of `python -m orchestrator.trial.template`."""
-    restart_with_environment()
-    guard = importlib.import_module("orchestrator.trial.guard")
-    serve(guard.run_rank)
+def run_rank(directory: Path) -> int:
+    """`orchestrator.trial.guard.run_rank`, imported only where `serve` has kept the imports' output off the replies."""
+    exit_code: int = importlib.import_module("orchestrator.trial.guard").run_rank(directory)
+    return exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    restart_with_environment()
+    serve(run_rank)
