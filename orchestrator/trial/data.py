@@ -2,7 +2,8 @@
 
 A prepared folder holds `tokens.bin` (int32 token ids, row after row), `offsets.bin` (int64, one more than rows: where
 each row starts) and `data.json` (`DataFacts`). Labels are the tokens themselves; padding has label -100 and mask 0,
-on the right. Rows are as long as they are, at most `sequence_length`; a micro-batch is padded to its longest row.
+on the right. Rows are as long as they are, at most `sequence_length` (packed ones exactly so); a micro-batch is padded
+to its longest row.
 """
 
 from collections.abc import Iterator
@@ -77,35 +78,14 @@ class Rows:
         """The token ids of one row."""
         return self._tokens[self._offsets[index] : self._offsets[index + 1]]
 
-    def packed(self, sequence_length: int) -> "PackedRows":
-        """All rows behind one another, cut into full rows of `sequence_length` tokens."""
-        return PackedRows(self._tokens, sequence_length)
-
-
-class PackedRows:
-    """Rows of exactly `sequence_length` tokens; a rest that fills no row is left out unless it is all there is."""
-
-    def __init__(self, tokens: TokenRow, sequence_length: int) -> None:
-        self._tokens = tokens
-        self._row_tokens = min(sequence_length, len(tokens))
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of every row."""
-        return np.full(len(self._tokens) // self._row_tokens, self._row_tokens, dtype=np.int64)
-
-    def row(self, index: int) -> TokenRow:
-        """The token ids of one row."""
-        return self._tokens[index * self._row_tokens : (index + 1) * self._row_tokens]
-
 
 class Batches:
     """The micro-batches of one rank. Every rank computes the same plan, so counts need no communication."""
 
     def __init__(self, config: TrialConfig, place: RankPlace) -> None:
-        rows = Rows(Path(config.data.directory))
-        self._rows = rows.packed(config.data.sequence_length) if config.data.packing else rows
+        self._rows = Rows(Path(config.data.directory))
         self._lengths = self._rows.lengths()
-        self._pad_token_id = rows.facts.pad_token_id
+        self._pad_token_id = self._rows.facts.pad_token_id
         self._micro_batch = config.knobs.micro_batch
         self._accumulation = config.gradient_accumulation
         self._place = place

@@ -1,8 +1,6 @@
 """The model of a trial: a real transformers causal LM, with adapters and checkpointing as the knobs say."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -12,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from orchestrator.contract.config import Checkpointing, Knobs, Method, ModelSource, Precision, TrialConfig
-from orchestrator.contract.errors import PreflightError
+from orchestrator.trial.unusable import Unusable
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
@@ -32,39 +30,34 @@ class LoadedModel:
 def load_config(source: ModelSource) -> PretrainedConfig:
     """transformers' configuration of `source`, without weights.
 
-    Raises PreflightError when there is none, when its type is unknown, or when it needs code of its own that
+    Raises Unusable when there is none, when its type is unknown, or when it needs code of its own that
     `trust_remote_code` does not allow.
     """
+    field = "model.config" if source.config is not None else "model.path" if source.path is not None else "model.id"
     try:
         if source.config is not None:
             values = dict(source.config)
             return AutoConfig.for_model(str(values.pop("model_type", "")), **values)
-        if source.path is not None:
-            path = Path(source.path)
-            return AutoConfig.from_pretrained(_folder_of(path), trust_remote_code=source.trust_remote_code)
         return AutoConfig.from_pretrained(
-            source.id, revision=source.revision, trust_remote_code=source.trust_remote_code
+            source.path or source.id, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PreflightError(_config_failure(source, error)) from error
-
-
-def _folder_of(path: Path) -> str:
-    if path.is_dir():
-        return str(path)
-    json.loads(path.read_text())
-    return str(path)
+        raise Unusable(field, _config_failure(source, error)) from error
 
 
 def _config_failure(source: ModelSource, error: Exception) -> str:
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
     if "trust_remote_code" in str(error):
         return "the model needs its own code; allow it with model.trust_remote_code: true and --allow-remote-code"
     if source.config is not None and "model_type" not in source.config:
-        return "model.config has no model_type; write for example `model_type: llama`"
+        return "the configuration has no model_type; write for example `model_type: llama`"
     if source.id is not None:
-        return f"the model {source.id} cannot be read from the hub or its cache: {text}"
-    return f"the model's configuration cannot be used: {text}"
+        return (
+            f"the model {source.id} cannot be reached: {text};"
+            " where no network is, give model.path or fill the cache that HF_HOME names"
+        )
+    return f"the configuration cannot be used: {text}"
 
 
 def build_model(config: TrialConfig, resolved: dict[str, JsonValue], device: torch.device) -> LoadedModel:
@@ -102,6 +95,7 @@ def _create(source: ModelSource, knobs: Knobs, device: torch.device | None) -> P
             dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=source.trust_remote_code,
+            use_safetensors=True,
         )
     else:
         model_config = load_config(source)
