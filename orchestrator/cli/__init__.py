@@ -1,0 +1,35 @@
+"""The `brimful` command. Importing it loads none of the heavy libraries; each verb loads what it needs."""
+
+import os
+import sys
+import tempfile
+import traceback
+
+from orchestrator.contract.errors import EXIT_FAILED, BrimfulError
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    from orchestrator.cli.app import app
+
+    try:
+        app()
+    except BrimfulError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last stop: whatever it is, the user gets one line and a log
+        print(_unexpected(error), file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+
+
+def _unexpected(error: Exception) -> str:
+    details = "".join(traceback.format_exception(error))
+    text = str(error).strip().partition("\n")[0]
+    line = f"brimful met an unexpected error: {type(error).__name__}: {text}"
+    try:
+        descriptor, log = tempfile.mkstemp(prefix="brimful-error-", suffix=".log", text=True)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(details)
+    except OSError as failure:
+        return f"{details}{line} (no log could be written: {failure})"
+    return f"{line}; the traceback is in {log}"

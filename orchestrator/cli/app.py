@@ -1,0 +1,281 @@
+"""The verbs of the command line: names, options and help. Each hands over to the module that does the work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.options import (
+    DEFAULT_HOME,
+    Address,
+    AllowRemoteCode,
+    AsJson,
+    Home,
+    Name,
+    Overrides,
+    Quiet,
+    Spec,
+)
+
+app = typer.Typer(
+    name="brimful",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Finds the fastest LLM fine-tuning configuration that fits in memory, over a whole cluster.",
+    epilog=(
+        "Exit codes: 0 done, with a configuration that fits; 1 failed; 2 wrong usage or spec; 3 nothing fits; "
+        "4 stopped by `brimful stop`; 5 cluster or tracking server unreachable; 130 Ctrl-C; 143 SIGTERM."
+    ),
+)
+
+PoolName = Annotated[
+    str | None, typer.Option("--pool", metavar="ray|local", help="Run trials on Ray (default) or without it, here.")
+]
+TrackingUri = Annotated[str | None, typer.Option(help="An MLflow server instead of the store under the home folder.")]
+NoTracking = Annotated[bool, typer.Option("--no-tracking", help="Do without MLflow.")]
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"brimful {version('brimful')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    spec: Spec,
+    overrides: Overrides = None,
+    home: Home = DEFAULT_HOME,
+    pool: PoolName = None,
+    address: Address = None,
+    new: Annotated[bool, typer.Option("--new", help="Archive a sweep of this name and start afresh.")] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Keep the trials of this name, go on with this spec.")
+    ] = False,
+    tracking_uri: TrackingUri = None,
+    no_tracking: NoTracking = False,
+    trials: Annotated[int | None, typer.Option(min=1, help="Budget: this many trials.")] = None,
+    time: Annotated[str | None, typer.Option(help="Budget: this long, e.g. 10m or 2h.")] = None,
+    allow_remote_code: AllowRemoteCode = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a sweep to its end. The same command again resumes it."""
+    from orchestrator.cli.driving import RunRequest, run_spec
+
+    words = [*(overrides or [])]
+    words += [f"budget.trials={trials}"] if trials is not None else []
+    words += [f"budget.time={time}"] if time is not None else []
+    words += [f"tracking.uri={tracking_uri}"] if tracking_uri is not None else []
+    words += ["tracking.enabled=false"] if no_tracking else []
+    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet)
+    raise typer.Exit(run_spec(spec, tuple(words), request, new=new, extend=extend))
+
+
+@app.command()
+def resume(
+    name: Name,
+    home: Home = DEFAULT_HOME,
+    pool: PoolName = None,
+    address: Address = None,
+    allow_remote_code: AllowRemoteCode = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a sweep from its stored spec: finished trials stay, interrupted ones run again."""
+    from orchestrator.cli.driving import RunRequest, resume_sweep
+
+    raise typer.Exit(resume_sweep(name, RunRequest(home, pool, address, allow_remote_code, as_json, quiet)))
+
+
+@app.command()
+def plan(
+    spec: Spec,
+    overrides: Overrides = None,
+    home: Home = DEFAULT_HOME,
+    pool: PoolName = None,
+    allow_remote_code: AllowRemoteCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what `run` would try and what it would leave out, without starting a trial or writing a file."""
+    from orchestrator.cli.planning import plan_spec
+
+    plan_spec(spec, tuple(overrides or ()), home, pool, allow_remote_code, as_json)
+
+
+@app.command()
+def validate(
+    spec: Spec, overrides: Overrides = None, allow_remote_code: AllowRemoteCode = False, as_json: AsJson = False
+) -> None:
+    """Check a spec by itself: no model, no data, no cluster."""
+    from orchestrator.cli.planning import validate_spec
+
+    validate_spec(spec, tuple(overrides or ()), allow_remote_code, as_json)
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One sweep; without it all of them.")] = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Where a sweep stands: state, trials done, how many fit or ran out, the best, time left."""
+    from orchestrator.cli.reading import show_status
+
+    show_status(name, home, as_json)
+
+
+@app.command("list")
+def list_sweeps(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """All sweeps, a line each."""
+    from orchestrator.cli.reading import show_status
+
+    show_status(None, home, as_json)
+
+
+@app.command()
+def trials(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Every trial of a sweep with its configuration and what became of it."""
+    from orchestrator.cli.reading import show_trials
+
+    show_trials(name, home, as_json)
+
+
+@app.command()
+def best(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """The fastest trial that fits. Exit code 3 when none does."""
+    from orchestrator.cli.reading import show_best
+
+    raise typer.Exit(show_best(name, home, as_json))
+
+
+@app.command()
+def logs(
+    name: Name,
+    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="Without it the latest trial.")] = None,
+    rank: Annotated[int, typer.Option(min=0, help="Which rank of the trial.")] = 0,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Which attempt; without it the last.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends.")] = False,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """What a rank of a trial printed."""
+    from orchestrator.cli.rank_logs import LogRequest, show_log
+
+    show_log(LogRequest(name, trial, rank, attempt, tail, follow), home)
+
+
+@app.command()
+def stop(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the driver has ended.")] = True,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the running driver to stop. What runs is cancelled; `resume` runs it again."""
+    from orchestrator.cli.ending import stop_sweep
+
+    stop_sweep(name, home, wait, as_json)
+
+
+@app.command()
+def report(
+    name: Name,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a file: .md, .html or .json.")] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="terminal|markdown|html|json", help="Without it from the file's name.")
+    ] = None,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """The whole report of a sweep."""
+    from orchestrator.cli.reporting import show_report
+
+    show_report(name, home, output, "json" if as_json else format)
+
+
+@app.command()
+def export(
+    name: Name,
+    trial: Annotated[int | None, typer.Option(help="This trial instead of the best.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; without it HOME/sweeps/NAME/export.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files in an existing folder.")] = False,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Write what it takes to train with the winner outside Brimful: configs, a script and its launch line."""
+    from orchestrator.cli.reporting import export_trial
+
+    export_trial(name, home, trial, output, force, as_json)
+
+
+@app.command()
+def sync(name: Name, tracking_uri: TrackingUri = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+    """Bring MLflow up to date with a sweep's records."""
+    from orchestrator.cli.tracking import sync_sweep
+
+    sync_sweep(name, home, tracking_uri, as_json)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    home: Home = DEFAULT_HOME,
+) -> None:
+    """Open the results in MLflow, on this machine only."""
+    from orchestrator.cli.tracking import serve_ui
+
+    raise typer.Exit(serve_ui(home, port, browser))
+
+
+@app.command()
+def doctor(
+    home: Home = DEFAULT_HOME,
+    address: Address = None,
+    tracking_uri: TrackingUri = None,
+    pool: PoolName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check versions, devices, Ray, tracking and the home folder. Exit code 1 when something blocks a run."""
+    from orchestrator.cli.doctor import examine
+
+    raise typer.Exit(examine(home, address, tracking_uri, pool, as_json))
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where the spec goes.")] = Path("sweep.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented example spec."""
+    from orchestrator.cli.example import write_example
+
+    write_example(file, force)
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a sweep's folder and say what that frees."""
+    from orchestrator.cli.ending import delete_sweep
+
+    delete_sweep(name, home, yes, as_json)

@@ -1,0 +1,25 @@
+"""Options and arguments that several verbs share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[
+    Path,
+    typer.Option("--home", envvar="BRIMFUL_HOME", help="Folder that holds sweeps, caches and the tracking store."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while running.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep: `name` in its spec.")]
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The sweep's YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the spec, e.g. budget.trials=8."),
+]
+AllowRemoteCode = Annotated[
+    bool, typer.Option("--allow-remote-code", help="Let a model that the spec trusts run its own code.")
+]
+Address = Annotated[str | None, typer.Option(help="A running Ray cluster to join, e.g. auto or 10.0.0.1:6379.")]
+
+DEFAULT_HOME = Path(".brimful")

@@ -1,0 +1,72 @@
+"""The trial that an export reproduces, and what its ranks really ran with."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.errors import UsageError
+from orchestrator.contract.facts import Facts
+from orchestrator.contract.outcome import Measurement
+from orchestrator.contract.record import SweepRecord, TrialRecord
+from orchestrator.contract.units import format_bytes
+
+
+class Resolved(BaseModel):
+    """The part of `Measurement.resolved` that exports are made of."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    deepspeed: dict[str, JsonValue]
+    optimizer: dict[str, JsonValue]
+    lora: dict[str, JsonValue] | None = None
+    environment: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A trial with numbers, of the sweep `sweep`."""
+
+    sweep: SweepRecord
+    record: TrialRecord
+    measurement: Measurement
+    resolved: Resolved
+    versions: dict[str, str]
+
+    @property
+    def config(self) -> TrialConfig:
+        """What the trial was asked to run."""
+        return self.record.config
+
+    def header(self) -> list[str]:
+        """Where the files come from and what was measured, a line each."""
+        measurement, config = self.measurement, self.config
+        limit = "" if measurement.limit_bytes is None else f" of {format_bytes(measurement.limit_bytes)} allowed"
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        return [
+            f"Exported by brimful {self.versions.get('brimful', '')}: sweep {self.sweep.name} ({self.sweep.sweep_id}),"
+            f" trial {self.record.trial} ({self.record.label}), candidate {self.record.candidate}.",
+            f"Measured {measurement.tokens_per_second:,.4g} tokens/s without padding"
+            f" (95 % interval {measurement.tokens_per_second_low:,.4g} to {measurement.tokens_per_second_high:,.4g})"
+            f" and a peak of {format_bytes(measurement.peak_memory_bytes)}{limit} per rank"
+            f" on {config.world_size} x {measurement.device_name}.",
+            f"Global batch {config.train.global_batch} = micro-batch {config.knobs.micro_batch}"
+            f" x accumulation {config.gradient_accumulation} x {config.world_size} ranks.",
+            f"Versions: {versions}. Other versions may run at another speed or need other memory.",
+        ]
+
+
+def measured_trial(sweep: SweepRecord, record: TrialRecord, facts: Facts | None, brimful_version: str) -> MeasuredTrial:
+    """`record` ready for export. Raises UsageError when it did not run to its end."""
+    if record.measurement is None:
+        raise UsageError(
+            f"trial {record.trial} of {sweep.name} did not run to its end, so there is nothing measured to export; "
+            f"`brimful trials {sweep.name}` lists those that did"
+        )
+    return MeasuredTrial(
+        sweep=sweep,
+        record=record,
+        measurement=record.measurement,
+        resolved=Resolved.model_validate(record.measurement.resolved),
+        versions={**(facts.versions if facts else {}), "brimful": brimful_version},
+    )

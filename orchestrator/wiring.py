@@ -1,0 +1,75 @@
+"""The only module that names concrete backends: it builds what a sweep is run with."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.errors import StateError, UsageError
+from orchestrator.contract.facts import (
+    Facts,
+)
+from orchestrator.contract.outcome import Measurement
+from orchestrator.contract.record import TrialRecord
+from orchestrator.placement.local_devices import gpus
+from orchestrator.predict import flops
+from orchestrator.space.candidates import Space
+from orchestrator.spec.sweep import SweepSpec
+from orchestrator.sweep.ports import Strategy, TrialPool
+from orchestrator.sweep.state import Efficiency
+
+POOLS = ("ray", "local")
+DEFAULT_POOL = "ray"
+
+
+def threads_per_rank() -> int:
+    """This machine's cores for each GPU; 1 without GPUs, where a device is a core."""
+    devices = len(gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return max(1, len(os.sched_getaffinity(0)) // devices) if devices else 1
+
+
+def build_pool(name: str, address: str | None) -> TrialPool:
+    """The pool `ray` or `local`. Raises UsageError for any other word, ClusterUnreachableError without a cluster."""
+    if name == "local":
+        if address is not None:
+            raise UsageError("--address joins a Ray cluster; leave it out, or choose --pool ray")
+        from orchestrator.backends.local_pool import LocalPool
+
+        return LocalPool(threads_per_device=threads_per_rank())
+    if name == "ray":
+        from orchestrator.backends.ray_pool import RayPool
+
+        return RayPool(address, threads_per_device=threads_per_rank())
+    raise UsageError(f"--pool {name}: there is no such pool; choose {' or '.join(POOLS)}")
+
+
+def build_strategy(spec: SweepSpec, space: Space, folder: Path, records: Sequence[TrialRecord]) -> Strategy:
+    """The sampler that the spec names, taught with the trials so far."""
+    from orchestrator.backends.optuna_study import OptunaStrategy
+
+    return OptunaStrategy(space, spec.search, spec.objective, folder, records)
+
+
+def efficiency_of(
+    facts: Facts, remark: Callable[[str], None]
+) -> Callable[[TrialConfig, Measurement], Efficiency | None]:
+    """MFU and HFU of a measurement against the peak in `facts`.
+
+    A share above 1 shows that the peak is wrong: it goes to `remark` and the trial gets neither number.
+    """
+
+    def efficiency(config: TrialConfig, measurement: Measurement) -> Efficiency | None:
+        peak = facts.peak_flops_per_s.get(config.knobs.precision)
+        if peak is None:
+            return None
+        work = flops.measured_work(facts.model, config.knobs, measurement)
+        try:
+            return Efficiency(
+                mfu=flops.mfu(work, measurement.measured_s, peak, config.world_size),
+                hfu=flops.hfu(work, measurement.measured_s, peak, config.world_size),
+            )
+        except StateError as error:
+            remark(f"{error} (from {facts.peak_source}); the trial is shown without MFU and HFU")
+            return None
+
+    return efficiency
