@@ -66,7 +66,8 @@ class LocalPool:
         port = free_port(taken=frozenset(self._ports.values()))
         self._ports[launch.token] = port
         self._used[launch.token] = tuple(hosts)
-        self._supervisor.start(Attempt(launch.token, launch.directory, launch.config, _LOOPBACK, port), hosts)
+        attempt = Attempt(launch.token, launch.directory.resolve(), launch.config, _LOOPBACK, port)
+        self._supervisor.start(attempt, hosts)
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """See `TrialPool`."""

@@ -8,10 +8,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.contract.outcome import Crashed, Infra, Ok, OomHost, Outcome, OverLimit, Phase
+from orchestrator.contract.outcome import Crashed, Ok, OomHost, Outcome, OverLimit, Phase
 from orchestrator.contract.rank import RankReport
 
-BIND_RACE_TEXTS = ("EADDRINUSE", "Address already in use", "address already in use")
 NO_RESULT = "ended without a result"
 TORN_RESULT = "ended with a damaged result"
 
@@ -69,10 +68,7 @@ def _when(end: RankEnd) -> tuple[int, float, int]:
 def _outcome_of(end: RankEnd) -> Outcome:
     if end.report is None:
         return _without_report(end)
-    outcome = end.report.outcome
-    if isinstance(outcome, Crashed) and any(text in outcome.error for text in BIND_RACE_TEXTS):
-        return Infra(cause="the port of the rank group was taken by another process", evidence=outcome.error)
-    return outcome
+    return end.report.outcome
 
 
 def _without_report(end: RankEnd) -> Outcome:

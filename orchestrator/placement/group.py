@@ -22,6 +22,7 @@ CONSEQUENCE_GRACE_S = 5.0
 BEGIN_DEADLINE_S = 180.0
 """A template that has not started its rank after this time (imports take 7 to 11 s) is given up."""
 STACK_WAIT_S = 1.0
+KILL_AGAIN_S = 5.0
 _LOG_TAIL_BYTES = 6000
 
 
@@ -93,8 +94,8 @@ class Group:
         if self._kill_at_s is None and self._silent is None:
             self._progress.read(now_s)
             self._watch(now_s)
-        if self._kill_at_s is not None and now_s >= self._kill_at_s and not self._was_killed:
-            self._kill()
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._kill(now_s)
         return None
 
     @property
@@ -156,7 +157,7 @@ class Group:
 
     def _kill_within(self, grace_s: float, now_s: float) -> None:
         kill_at_s = now_s + grace_s
-        if self._kill_at_s is None or kill_at_s < self._kill_at_s:
+        if self._kill_at_s is None or (kill_at_s < self._kill_at_s and not self._was_killed):
             self._kill_at_s = kill_at_s
 
     def _end_now(self, verdict: Outcome) -> None:
@@ -164,8 +165,10 @@ class Group:
             self._verdict = verdict
         self._kill_within(0.0, self._clock())
 
-    def _kill(self) -> None:
+    def _kill(self, now_s: float) -> None:
+        """Said again while ranks are left: on a bad network a call can be lost."""
         self._was_killed = True
+        self._kill_at_s = now_s + KILL_AGAIN_S
         for rank in self._running:
             self.hosts[rank].kill(self.attempt.token)
 

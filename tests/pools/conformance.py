@@ -25,7 +25,7 @@ from orchestrator.contract.outcome import Cancelled, Crashed, Hang, Infra, Ok, O
 from orchestrator.placement.processes import TEMPLATE_VARIABLE
 from orchestrator.sweep.ports import Ended, Launch, TrialPool
 
-STUB = "tests.pools.stub_template"
+STUB = "pools.stub_template"
 DEADLINE_S = 60.0
 
 Behaviours = dict[str, str]
@@ -59,7 +59,8 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, tests_importable: None) -> Home:
+    """A folder for attempts; the stub template can be imported."""
     return Home(tmp_path)
 
 
@@ -69,6 +70,14 @@ def until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None
     while not condition():
         assert time.monotonic() < give_up_s, "the condition did not come true in time"
         time.sleep(0.02)
+
+
+def reach(pool: TrialPool, condition: Callable[[], bool]) -> None:
+    """Drive `pool` until `condition` is true; no attempt may end meanwhile."""
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "the condition did not come true in time"
+        assert pool.wait(0.02) == []
 
 
 def gather(pool: TrialPool, count: int) -> list[Ended]:
@@ -150,7 +159,7 @@ class PoolConformance:
         assert not pool.has_room(2)
         pool.launch(second)
         assert not pool.has_room(1)
-        until(lambda: begun(first) and begun(second))
+        reach(pool, lambda: begun(first) and begun(second))
         pool.cancel(first.token)
         (ended,) = gather(pool, 1)
         assert ended == Ended(first.token, Cancelled(), ended.node)
@@ -170,7 +179,7 @@ class PoolConformance:
         launch = home.attempt({"0": "grandchildren"})
         pool.launch(launch)
         files = AttemptFiles(launch.directory)
-        until(lambda: any(event.phase == "backward" for event in files.read_events()))
+        reach(pool, lambda: any(event.phase == "backward" for event in files.read_events()))
         assert processes_of(launch)
         pool.cancel(launch.token)
         (ended,) = gather(pool, 1)
@@ -257,7 +266,8 @@ class PoolConformance:
     def test_close_ends_everything_also_while_trials_run(self, pool: TrialPool, home: Home) -> None:
         launch = home.attempt({"0": "grandchildren"})
         pool.launch(launch)
-        until(lambda: any(event.phase == "backward" for event in AttemptFiles(launch.directory).read_events()))
+        files = AttemptFiles(launch.directory)
+        reach(pool, lambda: any(event.phase == "backward" for event in files.read_events()))
         assert templates()
         pool.close()
         until(lambda: templates() == [], deadline_s=15.0)

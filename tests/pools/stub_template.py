@@ -113,9 +113,6 @@ class Rank:
                 peers[-1].recv(1)
                 self.crash("DistNetworkError: connection closed by peer", is_consequence=True)
                 return 1
-            case ["bind"]:
-                self.crash("DistNetworkError: bind failed: EADDRINUSE")
-                return 1
             case ["grandchildren"]:
                 subprocess.Popen(["setsid", "sleep", "3601"])
                 if os.fork() == 0:

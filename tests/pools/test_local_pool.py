@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.backends.local_pool import LocalPool
 from orchestrator.contract.outcome import Infra, Ok
-from tests.pools.conformance import STUB, Home, PoolConformance, begun, config, gather, home, run, templates, until
+from pools.conformance import STUB, Home, PoolConformance, begun, config, gather, home, run, templates, until
 
 __all__ = ["home"]
 
 
 @pytest.fixture
-def pool() -> Iterator[LocalPool]:
+def pool(home: Home) -> Iterator[LocalPool]:
     pool = LocalPool(devices=2, template_module=STUB)
     yield pool
     pool.close()
@@ -45,16 +45,6 @@ def test_a_template_that_cannot_start_says_why(home: Home, monkeypatch: pytest.M
         pool.close()
     assert isinstance(outcome, Infra)
     assert "ImportError: no module named stub" in outcome.evidence
-
-
-def test_a_taken_port_is_infra(home: Home) -> None:
-    pool = LocalPool(devices=1, template_module=STUB)
-    try:
-        outcome = run(pool, home.attempt({"0": "bind"}))
-    finally:
-        pool.close()
-    assert isinstance(outcome, Infra)
-    assert "port" in outcome.cause
 
 
 def test_killing_the_driver_ends_its_templates(home: Home) -> None:

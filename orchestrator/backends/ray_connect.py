@@ -1,0 +1,174 @@
+"""Starting a private Ray cluster or joining one, with an answer within seconds when it cannot be reached."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from ray._raylet import Config  # type: ignore[attr-defined]  # an extension module, its stub is incomplete
+
+from orchestrator.contract.errors import ClusterUnreachableError
+
+CONNECT_DEADLINE_S = 3.0
+PROBE_DEADLINE_S = 15.0
+LOST_AFTER_S = 15.0
+"""A cluster whose head refuses connections for this long is gone. Ray's own client gives up, and ends the whole
+process, after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`)."""
+_PULSE_INTERVAL_S = 2.0
+_OBJECT_STORE_BYTES = 100 * 2**20
+"""Only small messages pass through it; Ray refuses less than 75 MiB."""
+_NAMESPACE = "brimful"
+_MEND = "check the address and that the cluster runs (`ray status` on its head), or leave --address out to start one"
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The driver's connection. `private_folder` holds the files of a cluster that was started here, else None."""
+
+    address: str
+    private_folder: Path | None
+
+    def close(self) -> None:
+        """Disconnect; ends a cluster that was started here."""
+        with _kept_sigterm_handler():
+            ray.shutdown()
+        if self.private_folder is not None:
+            shutil.rmtree(self.private_folder, ignore_errors=True)
+
+
+class Pulse:
+    """Tells whether the head still accepts connections, without Ray's client, which blocks for a minute and more."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._alive_s = self._next_s = time.monotonic()
+
+    def check(self) -> None:
+        """Raise ClusterUnreachableError when the head has been away for `LOST_AFTER_S`. Costs a connection now and
+        then."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        if _refusal(self._address) is None:
+            self._alive_s = now_s
+        elif now_s - self._alive_s > LOST_AFTER_S:
+            raise ClusterUnreachableError(
+                f"the Ray cluster at {self._address} has not answered for {LOST_AFTER_S:.0f} s; "
+                "bring it back or start another one, then run the same command again to resume"
+            )
+        self._next_s = now_s + _PULSE_INTERVAL_S
+
+
+def start_private(cpus: int | None) -> Connection:
+    """Start a cluster on this machine that ends with this process. `cpus`: None for all cores.
+
+    Raises ClusterUnreachableError when Ray does not start.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="brimful-"))
+    if "RAY_AUTH_MODE" not in os.environ:
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    _read_auth_mode()
+    try:
+        with _kept_sigterm_handler():
+            context = ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace=_NAMESPACE,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),
+            )
+    except (RuntimeError, OSError, ValueError, TimeoutError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ClusterUnreachableError(f"Ray did not start on this machine: {error}; try --pool local") from error
+    return Connection(context.address_info["gcs_address"], folder)
+
+
+def join(address: str) -> Connection:
+    """Join the cluster whose head listens at `address` (`host:port`).
+
+    The token is found as Ray finds it: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, `~/.ray/auth_token`. Raises
+    ClusterUnreachableError with the mend.
+    """
+    _require_reachable(address)
+    _require_healthy(address)
+    _read_auth_mode()
+    try:
+        with _kept_sigterm_handler():
+            ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=_NAMESPACE)
+    except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
+        raise ClusterUnreachableError(f"the Ray cluster at {address} cannot be joined: {error}; {_MEND}") from error
+    return Connection(address, None)
+
+
+def _require_reachable(address: str) -> None:
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or "/" in host or not port.isdigit():
+        raise ClusterUnreachableError(f"{address!r} is not a Ray address; write it as host:port, e.g. 10.0.0.1:6379")
+    refusal = _refusal(address)
+    if refusal is not None:
+        raise ClusterUnreachableError(f"the Ray cluster at {address} cannot be reached ({refusal}); {_MEND}")
+
+
+def _refusal(address: str) -> str | None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _require_healthy(address: str) -> None:
+    """Ask the head in a process of its own: Ray's client may block for minutes, or end the process that uses it."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        probe = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ClusterUnreachableError(f"what listens at {address} does not answer as a Ray cluster; {_MEND}") from error
+    if probe.returncode == 0:
+        return
+    if "AuthenticationError" in probe.stderr:
+        raise ClusterUnreachableError(
+            f"the Ray cluster at {address} refuses the token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to "
+            "a file with the cluster's token (`ray get-auth-token` on its head prints it)"
+        )
+    last_line = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
+    raise ClusterUnreachableError(f"the Ray cluster at {address} is not usable ({last_line}); {_MEND}")
+
+
+def _read_auth_mode() -> None:
+    """Ray reads RAY_AUTH_MODE when it is imported; make it read again (as `ray._private.authentication` does)."""
+    if "RAY_AUTH_MODE" in os.environ:
+        Config.initialize("")
+
+
+@contextmanager
+def _kept_sigterm_handler() -> Iterator[None]:
+    """ray.init replaces the handler of SIGTERM by one that ends the process; ours stays."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,222 @@
+"""Trials over a Ray cluster: a `TrialPool` of lanes that are kept warm between trials."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import ray
+
+from orchestrator.backends.ray_connect import Pulse, join, start_private
+from orchestrator.backends.ray_lane import Lane
+from orchestrator.backends.ray_seat import failure
+from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, living_nodes
+from orchestrator.contract.handoff import AttemptFiles
+from orchestrator.contract.outcome import Cancelled, Infra, LostNode, Outcome
+from orchestrator.placement.cluster import ClusterView
+from orchestrator.placement.group import Attempt
+from orchestrator.placement.hosts import RankFailed
+from orchestrator.placement.lanes import check, place
+from orchestrator.placement.supervisor import Supervisor
+from orchestrator.placement.template_host import DEFAULT_TEMPLATE
+from orchestrator.sweep.ports import Ended, Launch
+
+POLL_INTERVAL_S = 0.1
+"""Upper bound between two looks at the running groups; a reply of a seat ends the wait at once."""
+LANE_DEADLINE_S = 120.0
+"""A lane whose first seat has not answered for this long is given up."""
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class _Opening:
+    """A launched attempt whose lane has yet to name the port of the rank group."""
+
+    launch: Launch
+    lane: Lane
+    port: ray.ObjectRef
+    since_s: float
+
+
+class RayPool:
+    """See `orchestrator.sweep.ports.TrialPool`.
+
+    `address` is the `host:port` of a cluster's head; None starts a private cluster on this machine, of `cpus` CPUs
+    (None: all cores). A device is a GPU, or in a cluster without GPUs `threads_per_device` CPUs.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        threads_per_device: int = 1,
+        template_module: str = DEFAULT_TEMPLATE,
+        cpus: int | None = None,
+    ) -> None:
+        self._connection = start_private(cpus) if address is None else join(address)
+        self._pulse = Pulse(self._connection.address)
+        self._threads = threads_per_device
+        self._module = template_module
+        self._supervisor = Supervisor()
+        self._lanes: list[Lane] = []
+        self._busy: dict[str, Lane] = {}
+        self._opening: dict[str, _Opening] = {}
+        self._ports: dict[str, int] = {}
+        self._spread: dict[int, int | None] = {}
+        self._ended: list[Ended] = []
+
+    def cluster(self) -> ClusterView:
+        """See `TrialPool`."""
+        self._pulse.check()
+        return self._view(living_nodes())
+
+    def check(self, world_size: int, nodes: int | None) -> None:
+        """See `TrialPool`."""
+        check(self.cluster(), world_size, nodes)
+        self._spread[world_size] = nodes
+
+    def has_room(self, world_size: int) -> bool:
+        """See `TrialPool`."""
+        return self._idle(world_size) is not None or self._seats(world_size) is not None
+
+    def launch(self, launch: Launch) -> None:
+        """See `TrialPool`."""
+        world_size = launch.config.world_size
+        lane = self._idle(world_size) or self._open(world_size)
+        assert lane is not None, "launch is called only while has_room is true"
+        self._busy[launch.token] = lane
+        port = lane.hosts[0].seat.port.remote()
+        self._opening[launch.token] = _Opening(launch, lane, port, time.monotonic())
+
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """See `TrialPool`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._pulse.check()
+            self._start_opened()
+            ended = self._collect()
+            left_s = deadline_s - time.monotonic()
+            if ended or left_s <= 0:
+                return ended
+            self._sleep(min(left_s, POLL_INTERVAL_S))
+
+    def cancel(self, token: str) -> None:
+        """See `TrialPool`."""
+        self._supervisor.cancel(token)
+        if token in self._opening:
+            self._give_up(self._opening[token], Cancelled())
+
+    def close(self) -> None:
+        """See `TrialPool`."""
+        for lane in self._lanes:
+            lane.close()
+        self._lanes.clear()
+        self._connection.close()
+
+    def _view(self, nodes: list[RayNode]) -> ClusterView:
+        own = sum((lane.held for lane in self._lanes), Counter[str]())
+        return cluster_view(nodes, device_shape(nodes, self._threads), own)
+
+    def _idle(self, world_size: int) -> Lane | None:
+        busy = {id(lane) for lane in self._busy.values()}
+        for lane in self._lanes:
+            if id(lane) not in busy and len(lane.hosts) == world_size and not lane.is_broken:
+                return lane
+        return None
+
+    def _seats(self, world_size: int) -> list[RayNode] | None:
+        """Nodes for the ranks of a new lane, on devices that nobody and no busy lane of ours holds."""
+        nodes = living_nodes()
+        view = self._view(nodes)
+        busy = sum((lane.held for lane in self._busy.values()), Counter[str]())
+        free = [
+            node_view.model_copy(update={"free_devices": node_view.free_devices - busy[node.key]})
+            for node_view, node in zip(view.nodes, nodes, strict=True)
+        ]
+        shares = place(view.model_copy(update={"nodes": tuple(free)}), world_size, self._spread.get(world_size))
+        if shares is None:
+            return None
+        by_name = {node.name: node for node in nodes}
+        return [by_name[share.node] for share in shares for _ in range(share.devices)]
+
+    def _open(self, world_size: int) -> Lane | None:
+        seats = self._seats(world_size)
+        if seats is None:
+            return None
+        self._make_way(Counter(node.key for node in seats))
+        lane = Lane(seats, device_shape(living_nodes(), self._threads), self._module, self._threads)
+        self._lanes.append(lane)
+        return lane
+
+    def _make_way(self, wanted: Counter[str]) -> None:
+        """Close idle lanes that hold devices of the `wanted` nodes beyond what is free there."""
+        nodes = living_nodes()
+        unheld = {node.key: view.free_devices for node, view in zip(nodes, self._view(nodes).nodes, strict=True)}
+        for lane in self._lanes:
+            for key, devices in lane.held.items():
+                unheld[key] = unheld.get(key, 0) - devices
+        busy = {id(lane) for lane in self._busy.values()}
+        for lane in [lane for lane in self._lanes if id(lane) not in busy]:
+            if any(unheld.get(key, 0) < wanted[key] for key in wanted if key in lane.held):
+                self._drop(lane)
+                for key, devices in lane.held.items():
+                    unheld[key] += devices
+
+    def _drop(self, lane: Lane) -> None:
+        lane.close()
+        self._lanes.remove(lane)
+
+    def _start_opened(self) -> None:
+        for token, opening in list(self._opening.items()):
+            if ray.wait([opening.port], timeout=0)[0]:
+                self._start(opening)
+            elif time.monotonic() - opening.since_s > LANE_DEADLINE_S:
+                nodes = ", ".join(sorted({host.node for host in opening.lane.hosts}))
+                cause = f"Ray did not start the lane on {nodes} within {LANE_DEADLINE_S:.0f} s"
+                self._give_up(self._opening[token], Infra(cause=cause))
+
+    def _start(self, opening: _Opening) -> None:
+        launch, hosts = opening.launch, opening.lane.hosts
+        try:
+            port: int = ray.get(opening.port)
+        except ray.exceptions.RayError as error:
+            failed = failure(launch.token, error, hosts[0].node, opening.lane.nodes[0])
+            self._give_up(opening, _outcome_of(failed, hosts[0].node))
+            return
+        if port in self._ports.values():
+            opening.port = hosts[0].seat.port.remote()
+            return
+        del self._opening[launch.token]
+        self._ports[launch.token] = port
+        is_one_node = len(set(opening.lane.nodes)) == 1
+        address = _LOOPBACK if is_one_node else hosts[0].address
+        self._supervisor.start(Attempt(launch.token, launch.directory.resolve(), launch.config, address, port), hosts)
+
+    def _give_up(self, opening: _Opening, outcome: Outcome) -> None:
+        token = opening.launch.token
+        AttemptFiles(opening.launch.directory).write_outcome(outcome)
+        del self._opening[token], self._busy[token]
+        self._drop(opening.lane)
+        self._ended.append(Ended(token, outcome, opening.lane.hosts[0].node))
+
+    def _collect(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        for finished in self._supervisor.collect():
+            lane = self._busy.pop(finished.token)
+            del self._ports[finished.token]
+            if lane.is_broken:
+                self._drop(lane)
+            ended.append(Ended(finished.token, finished.outcome, finished.node))
+        return ended
+
+    def _sleep(self, timeout_s: float) -> None:
+        pending = [opening.port for opening in self._opening.values()]
+        pending += [ref for lane in self._busy.values() for host in lane.hosts for ref in host.pending]
+        if pending:
+            ray.wait(pending, num_returns=1, timeout=timeout_s)
+        else:
+            time.sleep(timeout_s)
+
+
+def _outcome_of(failed: RankFailed, node: str) -> Outcome:
+    if failed.cause == "node":
+        return LostNode(node=node, evidence=failed.evidence)
+    return Infra(cause=failed.evidence.splitlines()[0], evidence=failed.evidence)

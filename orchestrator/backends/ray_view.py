@@ -1,0 +1,85 @@
+"""The devices of a Ray cluster, node by node, and what of them others hold."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+from ray._private.state import available_resources_per_node
+
+from orchestrator.placement.cluster import ClusterView, NodeView
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A living node. `key` is Ray's node id; `resources` its totals by Ray's names."""
+
+    key: str
+    name: str
+    address: str
+    resources: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class DeviceShape:
+    """What one device is in Ray's words."""
+
+    kind: str
+    resource: str
+    bundle: Mapping[str, float]
+    """Resources that one rank reserves."""
+
+    def count(self, resources: Mapping[str, float]) -> int:
+        """Devices in `resources`."""
+        return int(resources.get(self.resource, 0.0) // self.bundle[self.resource])
+
+
+def living_nodes() -> list[RayNode]:
+    """All living nodes; nodes that share a host name are told apart by their id."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    hosts = Counter(node["NodeManagerHostname"] for node in alive)
+    return [
+        RayNode(
+            key=node["NodeID"],
+            name=_name(node["NodeManagerHostname"], node["NodeID"], hosts),
+            address=node["NodeManagerAddress"],
+            resources=node["Resources"],
+        )
+        for node in alive
+    ]
+
+
+def _name(host: str, key: str, hosts: Counter[str]) -> str:
+    return host if hosts[host] == 1 else f"{host}#{key[:6]}"
+
+
+def is_alive(key: str) -> bool:
+    """Whether the node is known as living."""
+    return any(node["NodeID"] == key and node["Alive"] for node in ray.nodes())
+
+
+def device_shape(nodes: list[RayNode], threads_per_device: int) -> DeviceShape:
+    """A cluster with GPUs is used by GPU, another one by slots of `threads_per_device` CPUs."""
+    with_gpu = [node.resources for node in nodes if node.resources.get("GPU", 0.0) >= 1.0]
+    if not with_gpu:
+        return DeviceShape("CPU slot", "CPU", {"CPU": float(threads_per_device)})
+    # a GPU must not stay unused because its node has few CPUs
+    spare = min(int(resources.get("CPU", 0.0) // resources["GPU"]) for resources in with_gpu)
+    return DeviceShape("GPU", "GPU", {"GPU": 1.0, "CPU": float(min(threads_per_device, spare))})
+
+
+def cluster_view(nodes: list[RayNode], shape: DeviceShape, own: Mapping[str, int]) -> ClusterView:
+    """All devices. `own` counts by node id the devices that our lanes hold; they count as free."""
+    available = available_resources_per_node()
+    return ClusterView(
+        nodes=tuple(_node_view(node, shape, available.get(node.key, {}), own.get(node.key, 0)) for node in nodes),
+        device_kind=shape.kind,
+    )
+
+
+def _node_view(node: RayNode, shape: DeviceShape, available: Mapping[str, float], own: int) -> NodeView:
+    devices = shape.count(node.resources)
+    free = min(devices, shape.count(available) + own)
+    held = devices - free
+    occupants = (f"other Ray jobs hold {held} of {devices} {shape.kind}s",) if held else ()
+    return NodeView(name=node.name, address=node.address, devices=devices, free_devices=free, occupants=occupants)

@@ -1,0 +1,110 @@
+"""Real Ray nodes on this machine, each with its own raylet, ended by their own marker."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import psutil
+
+from orchestrator.placement.ports import free_port
+from orchestrator.placement.processes import end_marked, find_marked
+
+RIG_VARIABLE = "BRIMFUL_TEST_RIG"
+NODE_VARIABLE = "BRIMFUL_TEST_NODE"
+TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+
+_PORT_OPTIONS = (
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+    "node-manager-port",
+    "object-manager-port",
+)
+_FAST_HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+def token_environment(folder: Path) -> dict[str, str]:
+    """Ray's variables for a token that lies in `folder`."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+class RayRig:
+    """A head and more nodes. `environment` is added to that of every Ray process."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        # unix socket names are limited to 107 bytes: a short path outside pytest's folders
+        self.folder = Path(tempfile.mkdtemp(prefix="bf", dir="/tmp"))
+        self.marker = uuid.uuid4().hex
+        self.address = f"127.0.0.1:{free_port()}"
+        self._environment = os.environ | _FAST_HEALTH_CHECKS | (environment or {}) | {RIG_VARIABLE: self.marker}
+
+    def head(self, cpus: int) -> str:
+        """Start the head; returns the node's marker."""
+        options = [
+            "--head",
+            f"--port={self.address.partition(':')[2]}",
+            "--include-dashboard=false",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            f"--temp-dir={self.folder / 'ray'}",
+        ]
+        return self._start(options, cpus)
+
+    def node(self, cpus: int) -> str:
+        """Start one more node; returns its marker."""
+        options = [f"--address={self.address}", "--min-worker-port=0", "--max-worker-port=0"]
+        return self._start(options, cpus)
+
+    def kill_node(self, node: str) -> None:
+        """`kill -9` the node's raylet."""
+        for process in find_marked(NODE_VARIABLE, node):
+            if process.name() == "raylet":
+                process.kill()
+
+    def kill_worker(self, node: str, title: str) -> None:
+        """`kill -9` the node's Ray workers whose title contains `title`."""
+        for process in find_marked(NODE_VARIABLE, node):
+            if title in " ".join(process.cmdline()):
+                process.kill()
+
+    def raylet(self, node: str) -> psutil.Process:
+        """The node's raylet."""
+        (found,) = [process for process in find_marked(NODE_VARIABLE, node) if process.name() == "raylet"]
+        return found
+
+    def close(self) -> None:
+        """End every process of the rig."""
+        end_marked(RIG_VARIABLE, self.marker)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, options: list[str], cpus: int) -> str:
+        node = uuid.uuid4().hex
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", *options),
+            *(f"--{option}={free_port()}" for option in _PORT_OPTIONS),
+            *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", "--num-gpus=0"),
+            *("--object-store-memory=100000000", "--disable-usage-stats"),
+        ]
+        subprocess.run(
+            command,
+            env=self._environment | {NODE_VARIABLE: node},
+            stdin=subprocess.DEVNULL,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        return node
