@@ -9,6 +9,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from orchestrator.contract.config import Knobs
 from orchestrator.spec.messages import explain, show, show_plain
+from orchestrator.spec.places import did_you_mean
 from orchestrator.spec.sweep import KnobValue
 
 MAX_CHOICES = 1000
@@ -101,7 +102,7 @@ def knob_choices(name: str, value: JsonValue) -> tuple[KnobValue, ...]:
 def _range(name: str, value: dict[str, JsonValue]) -> tuple[KnobValue, ...]:
     for key in value:
         if key not in _RANGE_KEYS:
-            raise KnobFault(f"unknown key {key!r} of a range; known here: {', '.join(_RANGE_KEYS)}", (key,))
+            raise KnobFault(f"unknown key of a range; {did_you_mean(key, _RANGE_KEYS)}", (key,))
     low, high = _bound(name, value, "min"), _bound(name, value, "max")
     if low > high:
         raise KnobFault(f"min {low} is greater than max {high}; swap them", ("min",))

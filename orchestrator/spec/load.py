@@ -2,7 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -26,7 +26,13 @@ class LoadedSpec:
     text: str
     path: Path
     overrides: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    places: Places = field(repr=False)
+
+    def locate(self, dotted: str) -> str:
+        """Where the value at `dotted` (e.g. `search.lora_targets`) was written: `file:line:col: dotted`, for faults
+        that show only once the model or the data are looked at."""
+        return f"{self.places.value(tuple(dotted.split('.'))).label}: {dotted}"
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), allow_remote_code: bool = False) -> LoadedSpec:
@@ -53,7 +59,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), allow_remote_code: bool
     faults = check_spec(spec, places, allow_remote_code)
     if faults:
         raise spec_error(faults)
-    return LoadedSpec(spec, document.text, path, tuple(overrides), _notes(spec))
+    return LoadedSpec(spec, document.text, path, tuple(overrides), _notes(spec), places)
 
 
 def _check_version(raw: dict[str, JsonValue], places: Places) -> None:

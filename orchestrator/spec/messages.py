@@ -50,7 +50,7 @@ def explain(error: ErrorDetails) -> str:
         return _not_a_choice(value, str(context["expected"]))
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]}, not {show(value)}"
+        return f"must be {words} {context[key]:g}, not {show(value)}"
     if kind in _WANTED:
         return f"must be {_WANTED[kind]}, not {_written(kind, value)}"
     if kind == "too_short":

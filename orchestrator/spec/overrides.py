@@ -37,6 +37,8 @@ def apply_overrides(raw: dict[str, JsonValue], places: Places, overrides: Sequen
             faults.append(Fault(place, (), fault))
             continue
         _give_way(raw, keys)
+        for length in range(1, len(keys)):
+            places.add(keys[:length], place)
         places.replace(keys, place)
     return faults
 

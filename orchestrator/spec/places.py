@@ -60,6 +60,11 @@ class Places:
                 return self.keys[path[:length]]
         return self.at(1, 1)
 
+    def add(self, path: Path, place: Place) -> None:
+        """Let `path` be written at `place` unless it stands in the document."""
+        self.keys.setdefault(path, place)
+        self.values.setdefault(path, place)
+
     def replace(self, path: Path, place: Place) -> None:
         """Let `path` and all below it be written at `place`."""
         for table in (self.keys, self.values):
@@ -98,4 +103,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The mend for an unknown `word`: the nearest known one, or all of them."""
     names = list(known)
     near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    near = near or [name for name in names if name.startswith(word.lower())]
     return f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}"
