@@ -32,29 +32,15 @@ class Arranged:
 def arrange(raw: Mapping, places: Places) -> Arranged:
     """The models' form of `raw`. Keys that are unknown at the top are faults; the sections' own are pydantic's to find
     except in `train` and `search`, where knobs stand beside them."""
-    result = Arranged(dict(raw))
+    result = Arranged({})
     arranger = _Arranger(places, result.faults)
-    for key in raw:
-        if key not in SweepSpec.model_fields:
-            result.faults.append(
-                places.key_fault((key,), f"unknown section; {did_you_mean(key, SweepSpec.model_fields)}")
-            )
-            del result.value[key]
     for name, section in raw.items():
-        if name == "train" and isinstance(section, dict):
-            result.value[name] = arranger.train(section)
-        elif name == "search" and isinstance(section, dict):
-            result.value[name] = arranger.search(section)
-        elif name == "objective":
-            result.value[name] = arranger.objective(section)
-        elif name == "measure" and isinstance(section, dict):
-            result.value[name] = arranger.measure(section)
-        elif name in ("data", "resources", "budget", "limits") and isinstance(section, dict):
-            result.value[name] = {key: whole(value) for key, value in section.items()}
-        elif section is None and name not in ("version", "name"):
-            del result.value[name]
+        if name not in SweepSpec.model_fields:
+            text = f"unknown section; {did_you_mean(name, SweepSpec.model_fields)}"
+            result.faults.append(places.key_fault((name,), text))
+        elif section is not None or name in ("version", "name"):
+            result.value[name] = arranger.section(name, section)
     arranger.one_place_a_knob(raw.get("train"), raw.get("search"), result.value.get("search"))
-    result.value["version"] = whole(result.value.get("version"))
     return result
 
 
@@ -62,6 +48,23 @@ def arrange(raw: Mapping, places: Places) -> Arranged:
 class _Arranger:
     places: Places
     faults: list[Fault]
+
+    def section(self, name: str, section: JsonValue) -> JsonValue:
+        if name == "objective":
+            return self.objective(section)
+        if not isinstance(section, dict):
+            return whole(section)
+        match name:
+            case "train":
+                return self.train(section)
+            case "search":
+                return self.search(section)
+            case "measure":
+                return self.measure(section)
+            case "data" | "resources" | "budget" | "limits":
+                return {key: whole(value) for key, value in section.items()}
+            case _:
+                return section
 
     def train(self, section: Mapping) -> JsonValue:
         settings, knobs = self._split("train", section, TrainSection, "fixed")

@@ -51,7 +51,9 @@ def _fault(error: ErrorDetails, places: Places, model: type[BaseModel]) -> Fault
     path = _written_path(error["loc"])
     if error["type"] == "missing":
         text = f"is missing; add {_EXAMPLES.get(str(path[-1]), f'{path[-1]}: VALUE')}"
-        return Fault(places.key(path), path, text)
+        around = path[:-1]
+        place = places.value(around) if around and isinstance(around[-1], int) else places.key(path)
+        return Fault(place, path, text)
     if error["type"] == "extra_forbidden":
         return places.key_fault(path, f"unknown key; {did_you_mean(str(path[-1]), _keys(model, path[:-1]))}")
     if path == ("version",):
