@@ -17,8 +17,10 @@ from orchestrator.space.label import label
 from orchestrator.space.trials import TrialBuilder
 from orchestrator.spec.sweep import KnobValue, SweepSpec
 
-MAX_POINTS = 200_000
-"""More points than this, knobs without an effect left out, are sampled instead of enumerated."""
+MAX_POINTS = 100_000
+"""More points than this, knobs without an effect left out, are drawn at random instead of listed."""
+DRAWN_POINTS = 20_000
+"""How many are drawn then: more than any budget tries."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +142,13 @@ def _fixed(spec: SweepSpec, axes: tuple[Dimension, ...]) -> dict[str, KnobValue]
 def _points(
     axes: tuple[Dimension, ...], fixed: dict[str, KnobValue], seed: int
 ) -> tuple[Iterable[tuple[Point, int]], bool]:
-    """All points with their counts, or MAX_POINTS drawn ones when there are more; and whether they were drawn."""
+    """All points with their counts, or DRAWN_POINTS when there are more than MAX_POINTS; and whether they were drawn."""
     points = list(itertools.islice(walk(axes, fixed), MAX_POINTS + 1))
     if len(points) <= MAX_POINTS:
         return points, False
     draw = random.Random(seed)
     branches = [tuple(axis.entries.values()) for axis in axes]
-    return [(_drawn(branches, fixed, draw), 1) for _ in range(MAX_POINTS)], True
+    return [(_drawn(branches, fixed, draw), 1) for _ in range(DRAWN_POINTS)], True
 
 
 def _drawn(
@@ -181,7 +183,7 @@ def _notes(
         if effective and name not in effective:
             notes.append(f"{name} has no effect in any candidate: it needs that {BY_NAME[name].condition}")
     if is_sampled:
-        notes.append(f"{raw_points} points are too many to list: {MAX_POINTS} were drawn at random with search.seed")
+        notes.append(f"{raw_points} points are too many to list: {DRAWN_POINTS} were drawn at random with search.seed")
     return tuple(notes)
 
 
