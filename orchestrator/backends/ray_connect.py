@@ -19,6 +19,7 @@ import ray
 from ray._raylet import Config  # type: ignore[attr-defined]  # an extension module, its stub is incomplete
 
 from orchestrator.contract.errors import ClusterUnreachableError
+from orchestrator.placement.local_devices import cpu_slots
 
 CONNECT_DEADLINE_S = 3.0
 PROBE_DEADLINE_S = 15.0
@@ -71,7 +72,7 @@ class Pulse:
 
 
 def start_private(cpus: int | None) -> Connection:
-    """Start a cluster on this machine that ends with this process. `cpus`: None for all cores.
+    """Start a cluster on this machine that ends with this process. `cpus`: None for the physical cores.
 
     Raises ClusterUnreachableError when Ray does not start.
     """
@@ -86,7 +87,7 @@ def start_private(cpus: int | None) -> Connection:
         with _kept_sigterm_handler():
             context = ray.init(
                 address="local",
-                num_cpus=cpus,
+                num_cpus=cpus if cpus is not None else len(cpu_slots(1)),
                 include_dashboard=False,
                 log_to_driver=False,
                 configure_logging=False,

@@ -75,16 +75,9 @@ class RayRig:
             if process.name() == "raylet":
                 process.kill()
 
-    def kill_worker(self, node: str, title: str) -> None:
-        """`kill -9` the node's Ray workers whose title contains `title`."""
-        for process in find_marked(NODE_VARIABLE, node):
-            if title in " ".join(process.cmdline()):
-                process.kill()
-
-    def raylet(self, node: str) -> psutil.Process:
-        """The node's raylet."""
-        (found,) = [process for process in find_marked(NODE_VARIABLE, node) if process.name() == "raylet"]
-        return found
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the rig."""
+        return find_marked(RIG_VARIABLE, self.marker)
 
     def close(self) -> None:
         """End every process of the rig."""

@@ -6,7 +6,6 @@
 import ctypes
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -44,6 +43,10 @@ def measurement() -> Measurement:
         device="cpu", device_name="stub", threads_per_rank=1,
         resolved={"environment": {name: os.environ[name] for name in sorted(os.environ)}},
     )  # fmt: skip
+
+
+def ok() -> Ok:
+    return Ok(measurement=measurement())
 
 
 class Rank:
@@ -87,13 +90,13 @@ class Rank:
         self.event(Phase.FORWARD, step=0)
         match behaviour.split(":"):
             case ["ok"]:
-                self.report(Ok(measurement=measurement()))
+                self.report(ok())
             case ["sleep", seconds]:
                 deadline_s = time.monotonic() + float(seconds)
                 while time.monotonic() < deadline_s:
                     time.sleep(0.05)
                     self.event(Phase.FORWARD)
-                self.report(Ok(measurement=measurement()))
+                self.report(ok())
             case ["signal", name]:
                 os.kill(os.getpid(), signal.Signals[name])
             case ["hang"]:
@@ -122,15 +125,22 @@ class Rank:
                     os._exit(0)
                 self.event(Phase.BACKWARD)
                 time.sleep(3600)
+            case ["hog"]:
+                held = []
+                while len(held) < 80:
+                    held.append(b"x" * 100 * 2**20)
+                    self.event(Phase.BACKWARD)
+                    time.sleep(0.05)
             case ["template_dies"]:
-                os.kill(os.getppid(), signal.SIGKILL)
+                os.kill(psutil.Process().parent().ppid(), signal.SIGKILL)
                 time.sleep(3600)
             case _:
                 raise ValueError(behaviour)
         return 0
 
 
-def fork(request: RankRequest) -> int:
+def rank_process(request: RankRequest) -> int:
+    """Fork the rank; returns its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -151,60 +161,62 @@ def fork(request: RankRequest) -> int:
         os._exit(status)
 
 
-def end_tree(pid: int) -> None:
-    for process in psutil.Process().children(recursive=True):
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+def keeper(request: RankRequest, replies: int) -> int:
+    """Fork a keeper, which adopts what its rank leaves and ends it all with the rank, on SIGTERM and when the template
+    is gone (Ray kills the children of a worker that ends). Returns the keeper's process id."""
+    template = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        told: list[int] = []
+        signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+        rank = rank_process(request)
+        say(replies, RankStarted(token=request.token, pid=rank))
+        ended, status = os.waitpid(rank, os.WNOHANG)
+        while not ended and not told and os.getppid() == template:
+            time.sleep(0.01)
+            ended, status = os.waitpid(rank, os.WNOHANG)
+        end_children()
+        if not ended:
+            _, status = os.waitpid(rank, 0)
+        if os.getppid() == template:
+            say(replies, RankExited(token=request.token, status=os.waitstatus_to_exitcode(status)))
+    finally:
+        os._exit(0)
 
 
-def say(reply: TemplateReply) -> None:
-    os.write(1, reply.model_dump_json().encode() + b"\n")
+def end_children() -> None:
+    """Kill what came from this process until nothing is left."""
+    while living := [each for each in psutil.Process().children(recursive=True) if each.status() != "zombie"]:
+        for process in living:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def say(replies: int, reply: TemplateReply) -> None:
+    os.write(replies, reply.model_dump_json().encode() + b"\n")
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if os.environ.get("DS_STUB_FAILS"):
         raise ImportError("no module named stub")
-    say(RankReady(pid=os.getpid(), imported_s=0.0))
-    running: dict[int, str] = {}
-    unread = b""
-    while True:
-        readable, _, _ = select.select([0, woken], [], [])
-        if 0 in readable:
-            chunk = os.read(0, 65536)
-            if not chunk:
-                end_tree(0)
-                return
-            *lines, unread = (unread + chunk).split(b"\n")
-            for request in map(TEMPLATE_REQUEST.validate_json, lines):
-                if isinstance(request, KillRequest):
-                    end_tree(0)
-                else:
-                    pid = fork(request)
-                    running[pid] = request.token
-                    say(RankStarted(token=request.token, pid=pid))
-        if woken in readable:
-            os.read(woken, 65536)
-        reap(running)
-
-
-def reap(running: dict[int, str]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        if pid in running:
-            end_tree(pid)
-            say(RankExited(token=running.pop(pid), status=os.waitstatus_to_exitcode(status)))
+    say(1, RankReady(pid=os.getpid(), imported_s=0.0))
+    keepers: dict[str, int] = {}
+    for line in sys.stdin:
+        request = TEMPLATE_REQUEST.validate_json(line)
+        if isinstance(request, KillRequest):
+            if psutil.pid_exists(keepers[request.token]):
+                os.kill(keepers[request.token], signal.SIGTERM)
+        else:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            keepers[request.token] = keeper(request, 1)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    # the keepers end all the rest when they see that this process is gone
 
 
 if __name__ == "__main__":
