@@ -142,7 +142,7 @@ def _fixed(spec: SweepSpec, axes: tuple[Dimension, ...]) -> dict[str, KnobValue]
 def _points(
     axes: tuple[Dimension, ...], fixed: dict[str, KnobValue], seed: int
 ) -> tuple[Iterable[tuple[Point, int]], bool]:
-    """All points with their counts, or DRAWN_POINTS when there are more than MAX_POINTS; and whether they were drawn."""
+    """All points with their counts, or DRAWN_POINTS of more than MAX_POINTS; and whether they were drawn."""
     points = list(itertools.islice(walk(axes, fixed), MAX_POINTS + 1))
     if len(points) <= MAX_POINTS:
         return points, False

@@ -37,7 +37,6 @@ class TrialBuilder:
     def __init__(self, spec: SweepSpec, facts: Facts, threads_per_rank: int) -> None:
         self._global_batch = spec.train.global_batch
         self._world_size = spec.resources.devices_per_trial
-        settings = {name: getattr(spec.train, name) for name in TrainSettings.model_fields}
         self._base = TrialConfig(
             knobs=Knobs.model_validate({"method": "full", "micro_batch": 1}),
             model=model_source(spec.model),
@@ -47,7 +46,7 @@ class TrialBuilder:
                 sequence_length=spec.data.sequence_length,
                 packing=spec.data.packing,
             ),
-            train=TrainSettings(**settings),
+            train=TrainSettings.model_validate(spec.train.model_dump(exclude={"fixed"})),
             limits=Limits(
                 device_memory_bytes=spec.limits.device_memory,
                 host_memory_bytes=spec.limits.host_memory,

@@ -69,7 +69,7 @@ def _written_path(location: Path) -> Path:
 
 
 def _keys(model: type[BaseModel], path: Path) -> list[str]:
-    """The keys that `model` knows at `path`."""
+    """The field names of whichever model stands at `path` inside `model`."""
     for part in path:
         if isinstance(part, str):
             model = _model_in(model.model_fields[part].annotation) or model

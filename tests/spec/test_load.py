@@ -1,6 +1,8 @@
 """Every fault of a spec is one line with its place and its mend; what is valid keeps its meaning."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,12 @@ def test_a_place_can_be_asked_for_later(load: Load, spec_file: Path) -> None:
     assert loaded.locate("search.zero_stage") == f"{spec_file}:10:15: search.zero_stage"
     assert loaded.locate("search.lora_targets") == f"{spec_file}:10:3: search.lora_targets"
     assert loaded.locate("search.lora_rank") == "override search.lora_rank=[8]: search.lora_rank"
+
+
+def test_loading_a_spec_imports_no_training_or_service_library() -> None:
+    heavy = {"torch", "transformers", "peft", "deepspeed", "ray", "optuna", "mlflow", "datasets", "numpy"}
+    code = (
+        f"import sys, orchestrator.spec.load, orchestrator.space.candidates; print(sorted({heavy} & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
