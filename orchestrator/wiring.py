@@ -15,7 +15,8 @@ from orchestrator.placement.local_devices import gpus
 from orchestrator.predict import flops
 from orchestrator.space.candidates import Space
 from orchestrator.spec.sweep import SweepSpec
-from orchestrator.sweep.ports import Strategy, TrialPool
+from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.ports import RunLog, Strategy, TrialPool
 from orchestrator.sweep.state import Efficiency
 
 POOLS = ("ray", "local")
@@ -73,3 +74,8 @@ def efficiency_of(
             return None
 
     return efficiency
+
+
+def build_logs(spec: SweepSpec, ledger: Ledger) -> tuple[RunLog, ...]:
+    """Who hears of the sweep beside the terminal."""
+    return ()

@@ -1,9 +1,11 @@
 """The `brimful` command. Importing it loads none of the heavy libraries; each verb loads what it needs."""
 
+import json
 import os
 import sys
 import tempfile
 import traceback
+from typing import NoReturn
 
 from orchestrator.contract.errors import EXIT_FAILED, BrimfulError
 
@@ -15,11 +17,17 @@ def main() -> None:
     try:
         app()
     except BrimfulError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is, the user gets one line and a log
-        print(_unexpected(error), file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+        _end(_unexpected(error), EXIT_FAILED)
+
+
+def _end(message: str, exit_code: int) -> NoReturn:
+    """Leave with `message`; under --json it is the one document on standard output too."""
+    print(message, file=sys.stderr)
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({"error": message, "exit_code": exit_code}))
+    sys.exit(exit_code)
 
 
 def _unexpected(error: Exception) -> str:

@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     AsJson,
     Home,
     Name,
+    OptionalName,
     Overrides,
     Quiet,
     Spec,
@@ -127,7 +128,7 @@ def validate(
 
 @app.command()
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One sweep; without it all of them.")] = None,
+    name: OptionalName = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
@@ -210,9 +211,7 @@ def report(
 def export(
     name: Name,
     trial: Annotated[int | None, typer.Option(help="This trial instead of the best.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder; without it HOME/sweeps/NAME/export.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; without it NAME-trial-N here.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files in an existing folder.")] = False,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from orchestrator.cli.options import DEFAULT_HOME
 from orchestrator.cli.output import Output
 from orchestrator.cli.reading import read_summary, status_line, status_row
 from orchestrator.contract.errors import StateError, UsageError
@@ -49,7 +50,8 @@ def delete_sweep(name: str, home: Path, yes: bool, as_json: bool) -> None:
     """Remove the sweep's folder after a question, and say what that freed."""
     output = Output(as_json)
     ledger = Ledger(home, name)
-    trials = len(ledger.read_trials()) if ledger.read_sweep() else 0
+    ledger.read_sweep()
+    trials = len(ledger.read_trials())
     size = format_bytes(ledger.size_bytes())
     if not yes:
         question = f"Delete sweep {name}: {trials} trials, {size} in {ledger.folder}?"
@@ -67,6 +69,4 @@ def delete_sweep(name: str, home: Path, yes: bool, as_json: bool) -> None:
 
 def home_option(home: Path) -> str:
     """What a printed command needs to reach the same home."""
-    from orchestrator.cli.options import DEFAULT_HOME
-
     return "" if home == DEFAULT_HOME else f" --home {home}"

@@ -1,9 +1,18 @@
 """Options and arguments that several verbs share."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def _checked_name(name: str | None) -> str | None:
+    """Names are folders: refuse what no spec could be called."""
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise typer.BadParameter(f"{name!r} is not the name of a sweep; `brimful list` shows them")
+    return name
+
 
 Home = Annotated[
     Path,
@@ -11,11 +20,15 @@ Home = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing while running.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The sweep: `name` in its spec.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=_checked_name, help="The sweep: `name` in its spec.")]
+OptionalName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", callback=_checked_name, help="One sweep; without it all of them."),
+]
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The sweep's YAML file.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace those of the spec, e.g. budget.trials=8."),
+    typer.Argument(metavar="KEY=VALUE", help="Values that replace those of the spec, e.g. budget.trials=8."),
 ]
 AllowRemoteCode = Annotated[
     bool, typer.Option("--allow-remote-code", help="Let a model that the spec trusts run its own code.")

@@ -10,6 +10,7 @@ from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import OOM_KINDS, Summary
 
 NOTHING = "-"
+_SHOWN_TIES = 5
 FITTING_COLUMNS = (
     "trial",
     "configuration",
@@ -116,8 +117,9 @@ def headline(summary: Summary) -> tuple[str, ...]:
     """The result in at most three sentences."""
     lines = [summary.winner_text]
     if summary.best is not None and summary.best.not_distinguishable:
-        names = ", ".join(str(trial) for trial in summary.best.not_distinguishable)
-        lines.append(f"Not distinguishable from it (95 % intervals overlap): {_trials(names)}.")
+        lines.append(
+            f"Not distinguishable from it (95 % intervals overlap): {_trials(summary.best.not_distinguishable)}."
+        )
     if summary.best is not None and summary.best.reaches_sequence_length is False:
         lines.append("No row of the data is as long as sequence_length, so rows of that length were not tried.")
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
@@ -125,8 +127,12 @@ def headline(summary: Summary) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _trials(names: str) -> str:
-    return f"trials {names}" if "," in names else f"trial {names}"
+def _trials(numbers: tuple[int, ...]) -> str:
+    if len(numbers) == 1:
+        return f"trial {numbers[0]}"
+    shown = ", ".join(str(number) for number in numbers[:_SHOWN_TIES])
+    more = f" and {len(numbers) - _SHOWN_TIES} more" if len(numbers) > _SHOWN_TIES else ""
+    return f"trials {shown}{more}"
 
 
 def notes(summary: Summary) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ def _misses(summary: Summary) -> int:
     return 3 if summary.best is not None else SHOWN_ROWS
 
 
-def terminal_table(table: Table, full: bool = True) -> RichTable:
+def terminal_table(table: Table, full: bool = True) -> RenderableType:
     """`table` for rich. Columns without any value are left out, and without `full` those of detail."""
-    rendered = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    rendered = RichTable(box=None, pad_edge=False, header_style="bold")
     filled = [
         index
         for index, column in enumerate(table.columns)
@@ -49,4 +49,4 @@ def terminal_table(table: Table, full: bool = True) -> RichTable:
         rendered.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for row in table.rows:
         rendered.add_row(*(Text(row[index]) for index in filled))
-    return rendered
+    return Group(Text(table.title, style="italic"), rendered) if table.title else rendered

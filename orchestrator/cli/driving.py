@@ -1,0 +1,186 @@
+"""`run` and `resume`: from a spec to a finished sweep."""
+
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import wiring
+from orchestrator.cli.existing import admit
+from orchestrator.cli.live import run_view
+from orchestrator.cli.output import Output
+from orchestrator.cli.results import conclude
+from orchestrator.cli.signals import catching
+from orchestrator.contract.errors import SpecError, SweepExistsError, UsageError
+from orchestrator.contract.facts import Facts
+from orchestrator.contract.handoff import read_model, write_atomic
+from orchestrator.contract.record import SweepRecord, SweepState
+from orchestrator.placement.preflight import preflight
+from orchestrator.space.candidates import Space, build_space
+from orchestrator.spec.difference import spec_digest
+from orchestrator.spec.load import load_spec
+from orchestrator.spec.sweep import SweepSpec
+from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.loop import Interrupt, Services, run_sweep
+from orchestrator.sweep.ports import TrialPool
+
+CACHE_FOLDER = "cache"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What the command line says beside the spec. `pool` None: as before, else ray."""
+
+    home: Path
+    pool: str | None
+    address: str | None
+    allow_remote_code: bool
+    as_json: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Order:
+    """A sweep to drive: its spec as read, and the command line's wishes."""
+
+    spec: SweepSpec
+    text: str
+    path: str
+    overrides: tuple[str, ...]
+    request: RunRequest
+    output: Output
+
+
+def run_spec(path: Path, overrides: tuple[str, ...], request: RunRequest, new: bool, extend: bool) -> int:
+    """Run the spec at `path`, or go on with the sweep that it began. Returns the exit code."""
+    if new and extend:
+        raise UsageError("--new starts afresh and --extend goes on: choose one of them")
+    loaded = load_spec(path, overrides, request.allow_remote_code)
+    output = Output(request.as_json, request.quiet)
+    for note in loaded.notes:
+        output.say(f"Note: {note}")
+    order = Order(loaded.spec, loaded.text, str(path), overrides, request, output)
+    return _drive(order, admit(Ledger(request.home, loaded.spec.name), loaded.spec, new, extend, output))
+
+
+def resume_sweep(name: str, request: RunRequest) -> int:
+    """Go on with the sweep `name` from its stored spec. Returns the exit code."""
+    ledger = Ledger(request.home, name)
+    record = ledger.read_sweep()
+    spec = SweepSpec.model_validate(record.spec)
+    if spec.model.trust_remote_code and not request.allow_remote_code:
+        raise UsageError(f"the model of {name} runs code of its own; say --allow-remote-code to let it")
+    output = Output(request.as_json, request.quiet)
+    text = ledger.spec_file.read_text()
+    return _drive(Order(spec, text, record.spec_path, record.overrides, request, output), ledger)
+
+
+def _drive(order: Order, ledger: Ledger) -> int:
+    spec, request, output = order.spec, order.request, order.output
+    with ledger.lock():
+        before = ledger.read_sweep() if ledger.exists() else None
+        if before is not None and _is_done(before, spec):
+            output.say(f"Sweep {spec.name} is finished already; nothing runs. `--new` starts afresh.")
+            return conclude(ledger, output)
+        output.say(f"Sweep {spec.name}: looking at the model and the data.")
+        threads = wiring.threads_per_rank()
+        facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
+        space = build_space(spec, facts, threads)
+        _require_candidates(space, order.path)
+        _require_same_data(ledger, facts)
+        _announce(space, facts, output)
+        pool_name = request.pool or (before.pool if before else wiring.DEFAULT_POOL)
+        pool = wiring.build_pool(pool_name, request.address)
+        try:
+            pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
+            _write(order, ledger, facts, _record(order, before, space, pool_name))
+            _run(order, ledger, (facts, space, pool))
+        finally:
+            pool.close()
+        return conclude(ledger, output)
+
+
+def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) -> SweepRecord:
+    facts, space, pool = parts
+    strategy = wiring.build_strategy(order.spec, space, ledger.folder, ledger.read_trials())
+    tracking = wiring.build_logs(order.spec, ledger)
+    interrupt = Interrupt()
+    try:
+        with run_view(ledger, order.output) as view, catching(interrupt, view.remark):
+            services = Services(
+                pool=pool,
+                strategy=strategy,
+                logs=(view, *tracking),
+                efficiency=wiring.efficiency_of(facts, view.remark),
+                interrupt=interrupt,
+            )
+            return run_sweep(order.spec, ledger, services)
+    finally:
+        for log in tracking:
+            log.close()
+        strategy.close()
+
+
+def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:
+    """Whether nothing is left to do: it ended by itself, for this spec and this budget."""
+    old = SweepSpec.model_validate(before.spec)
+    is_same = spec_digest(old) == spec_digest(spec) and old.budget == spec.budget
+    return before.state is SweepState.FINISHED and is_same
+
+
+def _require_candidates(space: Space, path: str) -> None:
+    if space.candidates:
+        return
+    reasons = "; ".join(f"{reason} ({count} points)" for reason, count in space.illegal.most_common(3))
+    raise SpecError(f"{path}: search: none of the {space.raw_points} points can be run: {reasons}")
+
+
+def _require_same_data(ledger: Ledger, facts: Facts) -> None:
+    if not ledger.facts_file.exists():
+        return
+    old = read_model(ledger.facts_file, Facts)
+    if old.data.digest != facts.data.digest:
+        raise SweepExistsError(
+            f"the data of sweep {ledger.name} has changed since its first trial, so new trials would not compare with "
+            "the old ones; say --new to archive them and start afresh, or give the spec another name"
+        )
+
+
+def _announce(space: Space, facts: Facts, output: Output) -> None:
+    for note in space.notes:
+        output.say(f"Note: {note}.")
+    left_out = f"{space.duplicates} duplicates and {sum(space.illegal.values())} illegal points left out"
+    output.say(f"{len(space.candidates)} candidates ({left_out}) on {facts.device_name}.")
+    if space.is_default:
+        output.say("The spec has no `search`: these are the default choices, `brimful plan` shows them.")
+
+
+def _record(order: Order, before: SweepRecord | None, space: Space, pool: str) -> SweepRecord:
+    now_s = time.time()
+    fields = {
+        "spec": order.spec.model_dump(mode="json"),
+        "spec_digest": spec_digest(order.spec),
+        "spec_path": order.path,
+        "overrides": order.overrides,
+        "pool": pool,
+        "candidates": len(space.candidates),
+        "updated_s": now_s if before is None else before.updated_s,
+    }
+    if before is not None:
+        return before.model_copy(update=fields)
+    return SweepRecord.model_validate(
+        {
+            "name": order.spec.name,
+            "sweep_id": uuid.uuid4().hex[:12],
+            "state": SweepState.RUNNING,
+            "created_s": now_s,
+            **fields,
+        }
+    )
+
+
+def _write(order: Order, ledger: Ledger, facts: Facts, record: SweepRecord) -> None:
+    ledger.create_folder()
+    write_atomic(ledger.spec_file, order.text)
+    write_atomic(ledger.facts_file, facts.model_dump_json(indent=1))
+    ledger.write_sweep(record)

@@ -1,0 +1,205 @@
+"""What a user sees while a sweep runs: a live table on a terminal, plain lines elsewhere."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import ValidationError
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from orchestrator.cli.output import Output
+from orchestrator.cli.reading import remaining_s, total_trials
+from orchestrator.contract.rank import Event
+from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
+from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.report.rows import TrialRow
+from orchestrator.report.summary import OOM_KINDS, Summary, summarize
+from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.ports import RunLog
+
+REFRESHES_PER_S = 2
+RECENT_TRIALS = 5
+_TAIL_BYTES = 4096
+
+
+class View(RunLog, Protocol):
+    """A RunLog that also takes remarks."""
+
+    def remark(self, text: str) -> None:
+        """Say something at once."""
+
+
+@contextmanager
+def run_view(ledger: Ledger, output: Output) -> Iterator[View]:
+    """The view that suits where standard error goes."""
+    if output.stderr.is_terminal and not output.quiet:
+        view = LiveView(ledger, output)
+        with Live(
+            get_renderable=view.render, console=output.stderr, refresh_per_second=REFRESHES_PER_S, transient=True
+        ):
+            yield view
+    else:
+        yield LineView(output)
+
+
+class _Progress:
+    """The sweep and its trials as heard so far."""
+
+    def __init__(self) -> None:
+        self.sweep: SweepRecord | None = None
+        self.trials: dict[int, TrialRecord] = {}
+        self.heard_s = time.time()
+
+    def summary(self) -> Summary | None:
+        if self.sweep is None:
+            return None
+        return summarize(self.sweep, list(self.trials.values()), None)
+
+    def elapsed_s(self, sweep: SweepRecord) -> float:
+        return sweep.elapsed_s + max(0.0, time.time() - sweep.updated_s)
+
+
+class LineView:
+    """One line for each end of a trial."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._progress = _Progress()
+
+    def sweep_changed(self, sweep: SweepRecord) -> None:
+        """See `RunLog`."""
+        self._progress.sweep = sweep
+
+    def trial_changed(self, trial: TrialRecord) -> None:
+        """See `RunLog`."""
+        self._progress.trials[trial.trial] = trial
+        summary = self._progress.summary()
+        if summary is None or trial.outcome is None:
+            return
+        row = next(each for each in summary.rows if each.trial == trial.trial)
+        left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
+        left = f", about {format_duration(left_s)} left" if left_s else ""
+        is_best = summary.best is not None and summary.best.trial == trial.trial
+        self._output.say(
+            f"[{len(summary.ended)}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
+            f"{' (best so far)' if is_best else ''}{left}"
+        )
+
+    def remark(self, text: str) -> None:
+        """See `View`."""
+        self._output.say(text)
+
+    def close(self) -> None:
+        """See `RunLog`."""
+
+
+def result_text(row: TrialRow) -> str:
+    """What became of the trial, with its speed and peak when it ran."""
+    if row.tokens_per_second is None:
+        return row.summary
+    return f"{row.summary}, {row.tokens_per_second:,.4g} tokens/s, peak {format_bytes(row.peak_memory_bytes or 0)}"
+
+
+class LiveView:
+    """Progress, the best so far, what runs and what ended last; `render` is called from rich's thread."""
+
+    def __init__(self, ledger: Ledger, output: Output) -> None:
+        self._ledger = ledger
+        self._output = output
+        self._progress = _Progress()
+        self._remarks: list[str] = []
+        for trial in ledger.read_trials():
+            self._progress.trials[trial.trial] = trial
+
+    def sweep_changed(self, sweep: SweepRecord) -> None:
+        """See `RunLog`."""
+        self._progress.sweep = sweep
+
+    def trial_changed(self, trial: TrialRecord) -> None:
+        """See `RunLog`."""
+        self._progress.trials = {**self._progress.trials, trial.trial: trial}
+
+    def remark(self, text: str) -> None:
+        """See `View`. Called from a signal handler too, so it only appends."""
+        self._remarks.append(text)
+
+    def close(self) -> None:
+        """See `RunLog`."""
+
+    def render(self) -> RenderableType:
+        """The screen as it stands."""
+        summary = self._progress.summary()
+        if summary is None:
+            return Text("Starting.")
+        elapsed_s = self._progress.elapsed_s(summary.sweep)
+        parts: list[RenderableType] = [Text(_head(summary, elapsed_s), style="bold"), _best(summary)]
+        parts.append(self._running(summary))
+        ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
+        parts += [Text(f"  trial {row.trial} {row.label}: {result_text(row)}", style=_style(row)) for row in ended]
+        parts += [Text(remark, style="yellow") for remark in self._remarks[-3:]]
+        return Group(*parts)
+
+    def _ended_s(self, trial: int) -> float:
+        return self._progress.trials[trial].attempts[-1].ended_s or 0.0
+
+    def _running(self, summary: Summary) -> RichTable:
+        table = RichTable(box=None, pad_edge=False, show_header=False)
+        if summary.sweep.state is not SweepState.RUNNING:
+            return table
+        for row in summary.rows:
+            if row.state != "running":
+                continue
+            record = self._progress.trials[row.trial]
+            attempt = record.attempts[-1]
+            event = last_event(self._ledger.attempt(row.trial, attempt.attempt).events)
+            since = format_duration(max(0.0, time.time() - attempt.dispatched_s))
+            table.add_row("  running", f"trial {row.trial}", Text(row.label), Text(_doing(event)), since)
+        return table
+
+
+def _head(summary: Summary, elapsed_s: float) -> str:
+    done, total = len(summary.ended), total_trials(summary)
+    left_s = remaining_s(summary, elapsed_s)
+    filled = round(24 * done / total) if total else 0
+    text = f"{summary.sweep.name} [{'#' * filled}{'.' * (24 - filled)}] {done}/{total} trials"
+    text += f", {summary.fit} fit, {summary.out_of_memory} out of memory"
+    other = done - summary.fit - summary.out_of_memory
+    text += f", {other} other" if other else ""
+    text += f", {format_duration(elapsed_s)} so far"
+    return text + (f", about {format_duration(left_s)} left" if left_s else "")
+
+
+def _best(summary: Summary) -> Text:
+    return Text(f"  best so far: {summary.winner_text}" if summary.best else "  nothing fits yet", style="green")
+
+
+def _doing(event: Event | None) -> str:
+    if event is None:
+        return "starting"
+    return event.phase if event.step is None else f"{event.phase}, step {event.step}"
+
+
+def _style(row: TrialRow) -> str:
+    kind = row.outcome["kind"] if row.outcome is not None else ""
+    return "" if kind == "ok" else "red" if kind in OOM_KINDS else "yellow"
+
+
+def last_event(file: Path) -> Event | None:
+    """The last whole event of `file`; None when there is none yet."""
+    if not file.exists():
+        return None
+    with file.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = stream.read().splitlines()
+    for line in reversed(lines):
+        try:
+            return Event.model_validate_json(line)
+        except ValidationError:
+            continue
+    return None

@@ -1,0 +1,63 @@
+"""The end of a run: results, files and what to do next."""
+
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from orchestrator.cli.ending import home_option
+from orchestrator.cli.output import Output
+from orchestrator.cli.reading import read_summary, status_row
+from orchestrator.cli.reporting import BRIMFUL_VERSION, write_reports
+from orchestrator.contract.errors import EXIT_FAILED, EXIT_NOTHING_FITS
+from orchestrator.contract.record import SweepState
+from orchestrator.report.export.folder import write_export
+from orchestrator.report.export.measured import measured_trial
+from orchestrator.report.summary import Summary
+from orchestrator.report.terminal import render_terminal
+from orchestrator.sweep.ledger import Ledger
+
+EXPORT_FOLDER = "export"
+
+
+def conclude(ledger: Ledger, output: Output) -> int:
+    """Show the results of a sweep that has just ended, write its report and export, and return its exit code."""
+    summary = read_summary(ledger.home, ledger.name)
+    sweep = summary.sweep
+    exit_code = sweep.exit_code if sweep.exit_code is not None else EXIT_FAILED
+    report = write_reports(summary, ledger.folder)
+    export = _export(ledger, summary)
+    document: dict[str, JsonValue] = {
+        **status_row(summary).model_dump(mode="json"),
+        "exit_code": exit_code,
+        "best": summary.best.model_dump(mode="json") if summary.best else None,
+        "report": str(report),
+        "export": str(export) if export else None,
+    }
+    output.document(document)
+    output.show(render_terminal(summary, full=False))
+    output.show(f"Report: {report}")
+    if export is not None:
+        output.show(f"Export of the best: {export} (train with it: bash {export}/launch.sh)")
+    output.show(f"Next: {_next_command(summary, ledger, exit_code)}")
+    return exit_code
+
+
+def _export(ledger: Ledger, summary: Summary) -> Path | None:
+    if summary.best is None:
+        return None
+    record = ledger.read_trial(summary.best.trial)
+    trial = measured_trial(summary.sweep, record, summary.facts, BRIMFUL_VERSION)
+    folder = ledger.folder / EXPORT_FOLDER
+    write_export(trial, folder, force=True)
+    return folder
+
+
+def _next_command(summary: Summary, ledger: Ledger, exit_code: int) -> str:
+    name, option = ledger.name, home_option(ledger.home)
+    if summary.sweep.state is SweepState.STOPPED:
+        return f"brimful resume {name}{option}"
+    if exit_code == EXIT_NOTHING_FITS:
+        return f"brimful report {name}{option} shows all misses; raise limits.device_memory or widen search, then --new"
+    if summary.sweep.state is SweepState.FAILED:
+        return f"brimful logs {name}{option}"
+    return f"brimful ui{option}"

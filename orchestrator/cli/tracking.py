@@ -1,0 +1,69 @@
+"""`sync` and `ui`: MLflow beside a sweep."""
+
+import socket
+import subprocess
+import sys
+import time
+import webbrowser
+from pathlib import Path
+
+from orchestrator import wiring
+from orchestrator.cli.output import Output
+from orchestrator.contract.errors import EXIT_INTERRUPTED, BrimfulError, UsageError
+from orchestrator.spec.sweep import SweepSpec
+from orchestrator.sweep.ledger import Ledger
+
+HOST = "127.0.0.1"
+READY_DEADLINE_S = 60.0
+_POLL_S = 0.2
+
+
+def sync_sweep(name: str, home: Path, tracking_uri: str | None, as_json: bool) -> None:
+    """Write all records of `name` to MLflow. Raises UsageError while a driver does so by itself."""
+    output = Output(as_json)
+    ledger = Ledger(home, name)
+    sweep = ledger.read_sweep()
+    if ledger.is_driven():
+        raise UsageError(f"sweep {name} is running and brings MLflow up to date itself")
+    spec = SweepSpec.model_validate(sweep.spec)
+    uri = wiring.sync_tracking(spec, ledger, tracking_uri)
+    trials = len(ledger.read_trials())
+    output.document({"name": name, "tracking_uri": uri, "trials": trials})
+    output.show(f"MLflow at {uri} holds all {trials} trials of {name}.")
+
+
+def serve_ui(home: Path, port: int, browser: bool) -> int:
+    """Serve the home's MLflow store on loopback until Ctrl-C. Raises UsageError when there is none or the port is
+    taken."""
+    command = wiring.tracking_server(home, HOST, port)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"port {port} of {HOST} is taken; choose another with --port") from error
+    url = f"http://{HOST}:{port}"
+    process = subprocess.Popen([sys.executable, "-m", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        _await_port(process, port)
+        print(f"MLflow shows the sweeps of {home} at {url} (this machine only). Ctrl-C ends it.", flush=True)
+        if browser:
+            webbrowser.open(url)
+        return process.wait()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _await_port(process: "subprocess.Popen[bytes]", port: int) -> None:
+    deadline_s = time.monotonic() + READY_DEADLINE_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise BrimfulError(f"mlflow server ended at once with code {process.returncode}; see its message above")
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, port)) == 0:
+                return
+        time.sleep(_POLL_S)
+    raise BrimfulError(f"mlflow server did not listen on port {port} within {READY_DEADLINE_S:.0f} s")
