@@ -14,6 +14,7 @@ from orchestrator.contract.settle import RankEnd, settle
 from orchestrator.placement.environment import rank_environment
 from orchestrator.placement.hosts import HostReply, RankBegan, RankEnded, RankFailed, RankHost
 from orchestrator.placement.progress import Progress
+from orchestrator.placement.stacks import LogMark, blame
 
 PEER_GRACE_S = 0.5
 """How long the other ranks may still end by themselves after the first failure with a cause of its own."""
@@ -57,7 +58,9 @@ class Group:
         self._kill_at_s: float | None = None
         self._was_killed = False
         self._started_s = 0.0
-        self._silent: Hang | None = None
+        self._complete_s: float | None = None
+        self._silent_s: float | None = None
+        self._logs: dict[int, LogMark] = {}
 
     def start(self) -> None:
         """Ask every host for its rank."""
@@ -91,7 +94,7 @@ class Group:
                 self._take(rank, reply, now_s)
         if len(self._ends) + len(self._failed) == len(self.hosts):
             return self._over()
-        if self._kill_at_s is None and self._silent is None:
+        if self._kill_at_s is None:
             self._progress.read(now_s)
             self._watch(now_s)
         if self._kill_at_s is not None and now_s >= self._kill_at_s:
@@ -141,18 +144,22 @@ class Group:
                 cause = f"rank {late[0]} did not start on node {where} within {BEGIN_DEADLINE_S:.0f} s"
                 self._end_now(Infra(cause=cause))
             return
+        if self._complete_s is None:
+            # until then the first ranks had nobody to talk to: a cold template elsewhere may have taken a minute
+            self._complete_s = now_s
         quietest = min(self._running, key=lambda rank: self._progress.ranks[rank].last_s)
-        silent_s = now_s - self._progress.ranks[quietest].last_s
+        silent_s = now_s - max(self._progress.ranks[quietest].last_s, self._complete_s)
         if silent_s > measure.step_timeout_s:
-            self._hang(quietest, silent_s, now_s)
-        elif now_s - self._started_s > measure.trial_timeout_s:
-            self._end_now(Timeout(phase=self._progress.phase(quietest), elapsed_s=now_s - self._started_s))
+            self._hang(silent_s, now_s)
+        elif now_s - self._complete_s > measure.trial_timeout_s:
+            self._end_now(Timeout(phase=self._progress.phase(quietest), elapsed_s=now_s - self._complete_s))
 
-    def _hang(self, rank: int, silent_s: float, now_s: float) -> None:
-        """All ranks write their stacks first: the quietest one is to blame, the others show what they wait for."""
-        self._silent = Hang(phase=self._progress.phase(rank), rank=rank, silent_s=silent_s)
-        for other in self._running:
-            self.hosts[other].dump_stacks(self.attempt.token)
+    def _hang(self, silent_s: float, now_s: float) -> None:
+        """All ranks write their stacks before they are ended."""
+        self._silent_s = silent_s
+        for rank in self._running:
+            self._logs[rank] = LogMark(self._files.rank_log(rank))
+            self.hosts[rank].dump_stacks(self.attempt.token)
         self._kill_within(STACK_WAIT_S, now_s)
 
     def _kill_within(self, grace_s: float, now_s: float) -> None:
@@ -178,9 +185,12 @@ class Group:
         return outcome
 
     def _hung(self) -> Outcome | None:
-        if self._silent is None:
+        if self._silent_s is None:
             return None
-        return self._silent.model_copy(update={"evidence": self._log_tail(self._silent.rank)})
+        stacks = {rank: log.read_on() for rank, log in self._logs.items()}
+        rank = blame(sorted(self._logs, key=lambda rank: self._progress.ranks[rank].last_s), stacks)
+        evidence = stacks[rank] or self._log_tail(rank)
+        return Hang(phase=self._progress.phase(rank), rank=rank, silent_s=self._silent_s, evidence=evidence)
 
     def _surroundings(self) -> Outcome | None:
         """The outcome when a host broke: a lost node explains all else, the other causes only what has no report."""

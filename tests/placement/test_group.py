@@ -157,8 +157,10 @@ def test_the_quietest_rank_hangs_and_is_asked_for_its_stack(stage: Stage) -> Non
     assert stage.after(1.0) is None
     stage.event(0, Phase.BACKWARD)
     assert stage.after(5.0) is None
-    stage.files.rank_log(1).write_text("File train.py, line 3 in forward")
+    stage.files.rank_log(1).write_text("an earlier line\n")
     assert stage.after(5.5) is None
+    with stage.files.rank_log(1).open("a") as log:
+        log.write("File train.py, line 3 in forward")
     assert [host.dumps for host in stage.hosts] == [1, 1]
     assert stage.kills == [0, 0]
     stage.after(STACK_WAIT_S)
@@ -167,6 +169,33 @@ def test_the_quietest_rank_hangs_and_is_asked_for_its_stack(stage: Stage) -> Non
         stage.end(rank, -9)
     expected = Hang(phase=Phase.FORWARD, rank=1, silent_s=10.5, evidence="File train.py, line 3 in forward")
     assert stage.after(0.1) == expected
+
+
+def test_a_rank_that_waits_in_a_collective_is_not_to_blame(stage: Stage) -> None:
+    stage.begin()
+    stage.event(1, Phase.FORWARD)
+    assert stage.after(1.0) is None
+    stage.event(0, Phase.BACKWARD)
+    assert stage.after(0.0) is None
+    assert stage.after(10.5) is None
+    stage.files.rank_log(1).write_text("File site-packages/torch/distributed/distributed_c10d.py, line 9 in all_reduce")
+    stage.after(STACK_WAIT_S)
+    for rank in (0, 1):
+        stage.end(rank, -9)
+    outcome = stage.after(0.1)
+    assert isinstance(outcome, Hang)
+    assert (outcome.rank, outcome.phase) == (0, Phase.BACKWARD)
+
+
+def test_the_wait_for_a_cold_peer_is_no_hang(stage: Stage) -> None:
+    stage.hosts[0].next.append(RankBegan(TOKEN, 1))
+    stage.after(0.0)
+    stage.hosts[1].next.append(RankBegan(TOKEN, 2))
+    assert stage.after(60.0) is None
+    assert stage.after(9.0) is None
+    assert [host.dumps for host in stage.hosts] == [0, 0]
+    stage.after(2.0)
+    assert [host.dumps for host in stage.hosts] == [1, 1]
 
 
 def test_progress_is_no_hang_but_may_be_too_slow(stage: Stage) -> None:

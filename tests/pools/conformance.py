@@ -26,7 +26,7 @@ from orchestrator.placement.processes import TEMPLATE_VARIABLE
 from orchestrator.sweep.ports import Ended, Launch, TrialPool
 
 STUB = "pools.stub_template"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 Behaviours = dict[str, str]
 
