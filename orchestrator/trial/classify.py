@@ -31,10 +31,18 @@ _DEVICE_OOM = (
 )
 _PINNED_OOM = ("cudaHostAlloc", "hipHostMalloc", "cudaHostRegister", "pinned memory")
 _HOST_OOM = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "not enough memory", "[Errno 12]")
-_THREAD_OR_MAP = ("Resource temporarily unavailable", "can't start new thread", "[Errno 11]")
+_AMBIGUOUS = (
+    "Resource temporarily unavailable",
+    "can't start new thread",
+    "[Errno 11]",
+    "could not create a primitive",
+    "could not execute a primitive",
+)
+"""Said for want of memory and for other reasons too; the first is gloo's, the last are oneDNN's."""
 _ADDRESS_IN_USE = ("EADDRINUSE", "address already in use")
 _DISK_FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded")
 _BROKEN_DEVICE = ("uncorrectable ECC", "ECC error", "NVLink error", "fallen off the bus", "device is lost")
+_NO_GRADIENT = ("does not require grad and does not have a grad_fn",)
 _PEER_GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -108,6 +116,8 @@ def classify(failure: Failure) -> Verdict:
     """What became of a trial that ended by `failure`."""
     if "InvalidTrial" in failure.types or "PreflightError" in failure.types:
         return Verdict(Invalid(phase=failure.phase, reason=failure.text.strip()))
+    if "RuntimeError" in failure.types and _has(failure, _NO_GRADIENT):
+        return Verdict(Invalid(phase=failure.phase, reason="no gradient reaches what is to be trained"))
     if "LossDiverged" in failure.types:
         return Verdict(Diverged(phase=failure.phase, step=failure.step, evidence=failure.text.strip()))
     return _surroundings(failure) or _memory(failure) or _peer(failure) or Verdict(_crashed(failure))
@@ -136,7 +146,7 @@ def _memory(failure: Failure) -> Verdict | None:
     is_at_cpu_limit = failure.device == "cpu" and failure.limit_bytes is not None
     if is_allocation:
         return Verdict(_oom_device(failure) if is_at_cpu_limit else _oom_host(failure))
-    if _has(failure, _THREAD_OR_MAP) and is_at_cpu_limit and failure.is_at_limit:
+    if _has(failure, _AMBIGUOUS) and is_at_cpu_limit and failure.is_at_limit:
         return Verdict(_oom_device(failure))
     return None
 

@@ -10,13 +10,18 @@ import sys
 
 PROCESS_ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(2**23),
     "OPENBLAS_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Read once by a library when the process starts, so it has to stand in the environment before.
 
-Each further malloc arena reserves 64 MiB of address space, which would count as memory of the trial.
+The malloc settings make peaks on CPU repeatable. Each further arena reserves 64 MiB of address space, which would count
+as memory of the trial. With glibc's own, growing threshold, tensors of up to 32 MiB share a heap that fragments: the
+peak of one and the same trial then climbs from step to step, by 39 % in 11 steps of a 6.5 M parameter Llama (250 to
+348 MiB), against 270 MiB, reached in the second step, with a fixed one.
 """
 
 TRAINING_MODULES = (
