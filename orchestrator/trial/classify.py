@@ -42,7 +42,6 @@ _AMBIGUOUS = (
 _ADDRESS_IN_USE = ("EADDRINUSE", "address already in use")
 _DISK_FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded")
 _BROKEN_DEVICE = ("uncorrectable ECC", "ECC error", "NVLink error", "fallen off the bus", "device is lost")
-_NO_GRADIENT = ("does not require grad and does not have a grad_fn",)
 _PEER_GONE = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -116,8 +115,6 @@ def classify(failure: Failure) -> Verdict:
     """What became of a trial that ended by `failure`."""
     if "InvalidTrial" in failure.types or "PreflightError" in failure.types:
         return Verdict(Invalid(phase=failure.phase, reason=failure.text.strip()))
-    if "RuntimeError" in failure.types and _has(failure, _NO_GRADIENT):
-        return Verdict(Invalid(phase=failure.phase, reason="no gradient reaches what is to be trained"))
     if "LossDiverged" in failure.types:
         return Verdict(Diverged(phase=failure.phase, step=failure.step, evidence=failure.text.strip()))
     return _surroundings(failure) or _memory(failure) or _peer(failure) or Verdict(_crashed(failure))

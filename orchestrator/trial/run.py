@@ -95,6 +95,10 @@ class Trial:
                     attention_mask=batch.attention_mask.to(device),
                     labels=batch.labels.to(device),
                 ).loss
+            if not loss.requires_grad:
+                raise InvalidTrial(
+                    "no gradient reaches what is to be trained: the loss depends on no trained parameter"
+                )
             losses.append(loss.detach())
             with self._phase(Phase.BACKWARD, watch=probe):
                 engine.backward(loss)
