@@ -1,6 +1,7 @@
 """Which trial is better: objective values, feasibility, the order of merit and the Pareto front. Pure."""
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from statistics import median
 from typing import assert_never
 
@@ -10,7 +11,7 @@ from orchestrator.spec.sweep import Objective
 
 
 def objective_value(objective: Objective, record: TrialRecord) -> float | None:
-    """The trial's number for one objective: tokens/s, bytes, a fraction (mfu) or seconds; None without a number.
+    """The trial's number for one objective: tokens/s, bytes, a fraction (mfu) or seconds; None without a finite one.
 
     `step_s` is the median of the measured optimizer steps.
     """
@@ -25,7 +26,7 @@ def objective_value(objective: Objective, record: TrialRecord) -> float | None:
         case "peak_resident_bytes":
             return float(measurement.peak_resident_bytes)
         case "mfu":
-            return record.mfu
+            return record.mfu if record.mfu is not None and isfinite(record.mfu) else None
         case "step_s":
             return median(measurement.step_s) if measurement.step_s else None
         case _:

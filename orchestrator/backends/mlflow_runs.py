@@ -1,0 +1,346 @@
+"""What the MLflow runs of a sweep and of its attempts say: names, tags, params, metrics, status. Pure; no mlflow.
+
+Names follow the sweep's words; sizes are in GiB under `mem/`. A number that is not finite becomes a tag, never a
+metric, because MLflow stores NaN as 0 and infinity as a huge number, which would then be ranked.
+"""
+
+import getpass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import mean, median, pstdev, quantiles
+from typing import Literal, assert_never
+
+from orchestrator.contract.config import Checkpointing, Offload
+from orchestrator.contract.outcome import (
+    Cancelled,
+    Crashed,
+    Diverged,
+    Hang,
+    Infra,
+    Invalid,
+    LostNode,
+    Measurement,
+    Ok,
+    OomDevice,
+    OomHost,
+    Outcome,
+    OverLimit,
+    Preempted,
+    Rejected,
+    Timeout,
+)
+from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
+from orchestrator.contract.units import GIB
+from orchestrator.search import ranking
+from orchestrator.spec.sweep import Objective, SweepSpec
+
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
+"""MLflow's limits in characters (mlflow/utils/validation.py)."""
+MAX_NAME = 60
+TOKEN_TAG = "brimful.token"
+"""Tag by which an attempt's run is found again."""
+SWEEP_TAG = "sweep.id"
+ROLE_TAG = "brimful.role"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a metric. `time_ms` is a wall clock in milliseconds."""
+
+    key: str
+    value: float
+    time_ms: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class RunContent:
+    """All that a run should say at the moment. Logging it twice changes nothing."""
+
+    name: str
+    start_ms: int
+    status: Status
+    end_ms: int | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
+
+
+def status_of(outcome: Outcome | None) -> Status:
+    """MLflow's word for an attempt's outcome: KILLED when something outside ended it, FAILED when it failed itself."""
+    match outcome:
+        case None:
+            return "RUNNING"
+        case Ok() | OverLimit():
+            return "FINISHED"
+        case Cancelled() | Preempted() | LostNode():
+            return "KILLED"
+        case OomDevice() | OomHost() | Diverged() | Invalid() | Hang() | Timeout() | Crashed() | Infra() | Rejected():
+            return "FAILED"
+        case _:
+            assert_never(outcome)
+
+
+def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptRecord) -> RunContent:
+    """The child run of one attempt."""
+    start_ms = _ms(attempt.dispatched_s)
+    end_ms = None if attempt.ended_s is None else max(start_ms, _ms(attempt.ended_s))
+    numbers: dict[str, float | None] = {
+        **{f"knob/{name}": _number(value) for name, value in trial.config.knobs if value is not None},
+        "launch_overhead_s": attempt.launch_overhead_s,
+    }
+    series: list[Point] = []
+    if isinstance(attempt.outcome, Ok | OverLimit):
+        measured = attempt.outcome.measurement
+        numbers |= _measured(measured, trial.config.world_size)
+        numbers |= {"mfu": trial.mfu, "hfu": trial.hfu}
+        series = [Point("step/step_s", value, end_ms or start_ms, step) for step, value in enumerate(measured.step_s)]
+    tags = {
+        **_provenance(sweep),
+        ROLE_TAG: "attempt",
+        TOKEN_TAG: attempt.token,
+        "trial": str(trial.trial),
+        "attempt": str(attempt.attempt),
+        "candidate": trial.candidate,
+        "is_baseline": _word(trial.is_baseline),
+        "outcome": attempt.outcome.kind if attempt.outcome else "running",
+        "feasible": _word(isinstance(attempt.outcome, Ok)),
+        **({"node": attempt.node} if attempt.node else {}),
+        **_outcome_tags(attempt.outcome),
+    }
+    return _content(f"t{trial.trial:04d} {trial.label}", start_ms, end_ms, status_of(attempt.outcome),
+                    tags, _params(trial), numbers, series)  # fmt: skip
+
+
+def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunContent:
+    """The parent run. Its summary metrics and `best_so_far` carry the number of ended trials as their step."""
+    spec = SweepSpec.model_validate(sweep.spec)
+    ended = sorted((trial for trial in trials if trial.outcome), key=_ended_s)
+    start_ms = _ms(sweep.created_s)
+    last_ms = _ms(_ended_s(ended[-1])) if ended else start_ms
+    is_over = sweep.state is not SweepState.RUNNING
+    best = ranking.best(spec.objective, trials)
+    tags = {
+        **_provenance(sweep),
+        ROLE_TAG: "sweep",
+        "state": sweep.state.value,
+        "reason": sweep.reason,
+        "pool": sweep.pool,
+        "mlflow.note.content": _note(sweep, spec, best, trials),
+        **({"best.trial": str(best.trial), "best.candidate": best.candidate} if best else {}),
+    }
+    params = {
+        "objective": ", ".join(f"{goal.goal} {goal.metric}" for goal in spec.objective),
+        "sampler": spec.search.sampler.value if spec.search else "tpe",
+        "devices_per_trial": str(spec.resources.devices_per_trial),
+        "global_batch": str(spec.train.global_batch),
+        "sequence_length": str(spec.data.sequence_length),
+        "data": spec.data.path or spec.data.id or "",
+        "model": spec.model.path or spec.model.id or "from the spec",
+    }
+    summary = _summary(spec.objective, ended, best)
+    content = _content(sweep.name, start_ms, _ms(sweep.updated_s) if is_over else None, _sweep_status(sweep.state),
+                       tags, params, {}, _best_so_far(spec.objective, ended))  # fmt: skip
+    totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items() if math.isfinite(value)]
+    totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
+    return replace(content, points=content.points + tuple(totals))
+
+
+def _content(
+    name: str, start_ms: int, end_ms: int | None, status: Status, tags: dict[str, str], params: dict[str, str],
+    numbers: dict[str, float | None], series: Sequence[Point],
+) -> RunContent:  # fmt: skip
+    time_ms = end_ms or start_ms
+    given = {key: float(value) for key, value in numbers.items() if value is not None}
+    broken = [key for key, value in given.items() if not math.isfinite(value)]
+    points = [Point(key, value, time_ms) for key, value in given.items() if math.isfinite(value)]
+    points += [point for point in series if math.isfinite(point.value)]
+    if broken:
+        tags = {**tags, "not_finite": ", ".join(broken)}
+    name = fit(name, MAX_NAME)
+    return RunContent(
+        name=name,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        status=status,
+        tags={fit(key, MAX_KEY): fit(value, MAX_TAG) for key, value in {**tags, "mlflow.runName": name}.items()},
+        params={fit(key, MAX_KEY): fit(value, MAX_PARAM) for key, value in params.items()},
+        points=tuple(points),
+    )
+
+
+def fit(text: str, limit: int) -> str:
+    """`text`, cut to `limit` characters with a mark where it was longer."""
+    mark = " [cut]"
+    return text if len(text) <= limit else text[: limit - len(mark)] + mark
+
+
+def _provenance(sweep: SweepRecord) -> dict[str, str]:
+    return {
+        SWEEP_TAG: sweep.sweep_id,
+        "sweep.name": sweep.name,
+        "spec.sha256": sweep.spec_digest,
+        "mlflow.source.name": "brimful",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": getpass.getuser(),
+    }
+
+
+def _params(trial: TrialRecord) -> dict[str, str]:
+    config = trial.config
+    knobs = {name: value for name, value in config.knobs if value is not None}
+    return {
+        **{name: ",".join(value) if isinstance(value, tuple) else _word(value) for name, value in knobs.items()},
+        "gradient_accumulation": str(config.gradient_accumulation),
+        "world_size": str(config.world_size),
+        "global_batch": str(config.train.global_batch),
+        "learning_rate": str(config.train.learning_rate),
+        "sequence_length": str(config.data.sequence_length),
+        "packing": _word(config.data.packing),
+    }
+
+
+def _measured(measured: Measurement, world_size: int) -> dict[str, float | None]:
+    steps_ms = [1000 * step_s for step_s in measured.step_s]
+    limit_bytes = measured.limit_bytes
+    allocated = [rank.peak_allocated_bytes for rank in measured.ranks if rank.peak_allocated_bytes is not None]
+    device = [rank.peak_device_bytes for rank in measured.ranks if rank.peak_device_bytes is not None]
+    return {
+        "tokens_per_second": measured.tokens_per_second,
+        "tokens_per_second_low": measured.tokens_per_second_low,
+        "tokens_per_second_high": measured.tokens_per_second_high,
+        "tokens_per_second_per_device": measured.tokens_per_second / world_size,
+        "samples_per_second": measured.sequences / measured.measured_s,
+        "padding_fraction": measured.padding_fraction,
+        "step_time_ms_median": median(steps_ms) if steps_ms else None,
+        "step_time_ms_p90": quantiles(steps_ms, n=10)[-1] if len(steps_ms) > 1 else None,
+        "step_time_cv": pstdev(steps_ms) / mean(steps_ms) if len(steps_ms) > 1 else None,
+        "first_loss": measured.first_loss,
+        "last_loss": measured.last_loss,
+        "mem/peak_gib": measured.peak_memory_bytes / GIB,
+        "mem/peak_resident_gib": measured.peak_resident_bytes / GIB,
+        "mem/peak_allocated_gib": max(allocated) / GIB if allocated else None,
+        "mem/peak_device_gib": max(device) / GIB if device else None,
+        "mem/limit_gib": None if limit_bytes is None else limit_bytes / GIB,
+        "mem/headroom_gib": None if limit_bytes is None else (limit_bytes - measured.peak_memory_bytes) / GIB,
+        "mem/num_alloc_retries": sum(rank.allocation_retries for rank in measured.ranks),
+        **{f"mem/rank{rank.rank}/peak_gib": rank.peak_memory_bytes / GIB for rank in measured.ranks},
+    }
+
+
+def _outcome_tags(outcome: Outcome | None) -> dict[str, str]:
+    match outcome:
+        case OomDevice(phase=phase, rank=rank, requested_bytes=requested_bytes):
+            size = {} if requested_bytes is None else {"oom.requested_gib": f"{requested_bytes / GIB:.3f}"}
+            return {"oom.phase": phase.value, "oom.rank": str(rank), **size, "error": _first_line(outcome.evidence)}
+        case OomHost(phase=phase, evidence=evidence):
+            return {"oom.phase": phase.value, "error": _first_line(evidence)}
+        case Ok(health=health) | OverLimit(health=health):
+            return {"health": health.value}
+        case Crashed(error=error, exit_code=code, signal=signal):
+            return {
+                "error": _first_line(error),
+                **({"exit_code": str(code)} if code is not None else {}),
+                **({"signal": signal} if signal else {}),
+            }
+        case Invalid(reason=text) | Infra(cause=text) | Diverged(evidence=text):
+            return {"error": _first_line(text)}
+        case _:
+            return {}
+
+
+def _summary(
+    objectives: Sequence[Objective], trials: Sequence[TrialRecord], best: TrialRecord | None
+) -> dict[str, float]:
+    kinds = [trial.outcome.kind for trial in trials if trial.outcome]
+    baseline = next((trial for trial in trials if trial.is_baseline), None)
+    attempts = [(trial, attempt) for trial in trials for attempt in trial.attempts if attempt.ended_s is not None]
+    device_s = sum(
+        trial.config.world_size * max(0.0, (attempt.ended_s or 0.0) - attempt.dispatched_s)
+        for trial, attempt in attempts
+    )
+    summary = {
+        "n_trials": float(len(trials)),
+        "n_feasible": float(kinds.count("ok")),
+        "n_over_limit": float(kinds.count("over_limit")),
+        "n_oom": float(kinds.count("oom_device") + kinds.count("oom_host")),
+        "n_failed": float(sum(status_of(trial.outcome) == "FAILED" for trial in trials) - kinds.count("oom_device")
+                          - kinds.count("oom_host")),
+        "device_hours": device_s / 3600,
+    }  # fmt: skip
+    if best is not None:
+        for objective in objectives:
+            summary[f"best/{objective.metric}"] = ranking.objective_value(objective, best) or 0.0
+        summary |= {"best/tokens_per_second": best.measurement.tokens_per_second} if best.measurement else {}
+        summary |= {"best/mfu": best.mfu} if best.mfu is not None else {}
+        speedup = ranking.speedup(best, baseline) if baseline else None
+        summary |= {"speedup_vs_baseline": speedup} if speedup is not None else {}
+    return summary
+
+
+def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord]) -> list[Point]:
+    """The first objective's best feasible value after each ended trial."""
+    pick = max if objectives[0].goal == "maximize" else min
+    best: float | None = None
+    points = []
+    for step, trial in enumerate(ended, start=1):
+        value = ranking.objective_value(objectives[0], trial) if ranking.is_feasible(trial) else None
+        if value is not None:
+            best = value if best is None else pick(best, value)
+        if best is not None:
+            points.append(Point("best_so_far", best, _ms(_ended_s(trial)), step))
+    return points
+
+
+def _note(sweep: SweepRecord, spec: SweepSpec, best: TrialRecord | None, trials: Sequence[TrialRecord]) -> str:
+    lines = [spec.description] if spec.description else []
+    if best is None or best.measurement is None:
+        lines.append(f"0 of {len(trials)} trials fit so far.")
+    else:
+        measured = best.measurement
+        lines.append(
+            f"**Best of {len(trials)} trials: {best.label}** (trial {best.trial}), "
+            f"{measured.tokens_per_second:.1f} tokens/s, peak {measured.peak_memory_bytes / GIB:.2f} GiB."
+        )
+        lines += ["", "| knob | value |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in _params(best).items()]
+    lines += ["", f"`brimful report {sweep.name}` prints the whole report; state: {sweep.state.value}. {sweep.reason}"]
+    return "\n".join(lines)
+
+
+def _sweep_status(state: SweepState) -> Status:
+    match state:
+        case SweepState.RUNNING:
+            return "RUNNING"
+        case SweepState.FINISHED:
+            return "FINISHED"
+        case SweepState.FAILED:
+            return "FAILED"
+        case SweepState.STOPPED | SweepState.INTERRUPTED:
+            return "KILLED"
+        case _:
+            assert_never(state)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, Offload | Checkpointing):
+        return float(value.value != "none")
+    return float(value) if isinstance(value, bool | int | float) else None
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _ended_s(trial: TrialRecord) -> float:
+    return trial.attempts[-1].ended_s or 0.0
+
+
+def _ms(time_s: float) -> int:
+    return round(time_s * 1000)
