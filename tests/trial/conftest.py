@@ -16,10 +16,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def template() -> Iterator[TemplateClient]:
-    """One warm template for all tests."""
+def tests_on_path() -> Iterator[None]:
+    """Processes that are started below can import the modules of `tests`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}")
-        client = TemplateClient()
+        yield
+
+
+@pytest.fixture(scope="session")
+def template(tests_on_path: None) -> Iterator[TemplateClient]:
+    """One warm template for all tests."""
+    client = TemplateClient()
     yield client
     assert client.close() == 0

@@ -34,6 +34,9 @@ LLAMA: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4096,
 }
+_EMBEDDINGS, _PER_LAYER = 2 * 512 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+FULL_PARAMETERS = _EMBEDDINGS + 2 * _PER_LAYER + 64
+LORA_PARAMETERS = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
 SHARDED = {"reduce_bucket_size": 20_000, "allgather_bucket_size": 20_000}
 STAGE3 = {
     "stage3_max_live_parameters": 200_000,

@@ -16,14 +16,20 @@ from orchestrator.contract.outcome import (
     OverLimit,
     Phase,
 )
-from trial.rig import FULL, LLAMA, LORA, TemplateClient, trial_config, write_data, write_trial
+from trial.rig import (
+    FULL,
+    FULL_PARAMETERS,
+    LLAMA,
+    LORA,
+    LORA_PARAMETERS,
+    TemplateClient,
+    trial_config,
+    write_data,
+    write_trial,
+)
 
 pytestmark = pytest.mark.trains
 MIB = 2**20
-
-EMBEDDINGS, PER_LAYER = 2 * 512 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
-FULL_PARAMETERS = EMBEDDINGS + 2 * PER_LAYER + 64
-LORA_PARAMETERS = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
 
 
 def measured(outcome: Outcome | None) -> Measurement:
