@@ -10,6 +10,7 @@ from orchestrator.backends.ray_connect import Pulse, join, start_private
 from orchestrator.backends.ray_lane import Lane
 from orchestrator.backends.ray_seat import failure
 from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, living_nodes
+from orchestrator.contract.errors import ClusterUnreachableError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Infra, LostNode, Outcome
 from orchestrator.placement.cluster import ClusterView
@@ -53,6 +54,7 @@ class RayPool:
     ) -> None:
         self._connection = start_private(cpus) if address is None else join(address)
         self._pulse = Pulse(self._connection.address)
+        self._is_lost = False
         self._threads = threads_per_device
         self._module = template_module
         self._supervisor = Supervisor()
@@ -65,7 +67,7 @@ class RayPool:
 
     def cluster(self) -> ClusterView:
         """See `TrialPool`."""
-        self._pulse.check()
+        self._feel_pulse()
         return self._view(living_nodes())
 
     def check(self, world_size: int, nodes: int | None) -> None:
@@ -90,7 +92,7 @@ class RayPool:
         """See `TrialPool`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._pulse.check()
+            self._feel_pulse()
             self._start_opened()
             ended = self._collect()
             left_s = deadline_s - time.monotonic()
@@ -106,10 +108,18 @@ class RayPool:
 
     def close(self) -> None:
         """See `TrialPool`."""
-        for lane in self._lanes:
+        # without a head every call about a lane would block; seats end when their node gives up on the head
+        for lane in [] if self._is_lost else self._lanes:
             lane.close()
         self._lanes.clear()
         self._connection.close()
+
+    def _feel_pulse(self) -> None:
+        try:
+            self._pulse.check()
+        except ClusterUnreachableError:
+            self._is_lost = True
+            raise
 
     def _view(self, nodes: list[RayNode]) -> ClusterView:
         own = sum((lane.held for lane in self._lanes), Counter[str]())

@@ -28,7 +28,6 @@ from orchestrator.placement.processes import TEMPLATE_VARIABLE, end_marked
 DEFAULT_TEMPLATE = "orchestrator.trial.template"
 KILL_DEADLINE_S = 12.0
 """A template that has not ended its rank this long after it was told to is ended together with it."""
-CLOSE_DEADLINE_S = 3.0
 _READ_BYTES = 65536
 _STDERR_TAIL_BYTES = 4000
 
@@ -76,6 +75,7 @@ class TemplateHost:
         self._stderr.truncate()
         self._process = subprocess.Popen(
             [sys.executable, "-m", self._module],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -131,7 +131,7 @@ class TemplateHost:
     def close(self) -> None:
         """End the template and all that came from it. Safe to call twice."""
         if self._process is not None:
-            self._stop_template(CLOSE_DEADLINE_S)
+            self._stop_template()
         self._token = None
         self._stderr.close()
 
@@ -140,7 +140,6 @@ class TemplateHost:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(request.model_dump_json().encode() + b"\n")
-            self._process.stdin.flush()
         except BrokenPipeError:
             # it has just ended; replies() sees that and answers for the rank
             return
@@ -194,34 +193,26 @@ class TemplateHost:
 
     def _end_template_with_rank(self) -> None:
         token = self._token
-        self._stop_template(0.0)
+        self._stop_template()
         if token is not None:
             self._ready.append(RankEnded(token, -signal.SIGKILL))
         self._token = self._rank_pid = self._kill_at = None
 
-    def _stop_template(self, grace_s: float) -> None:
-        process = self._process
-        assert process is not None
-        if process.stdin is not None:
-            try:
-                process.stdin.close()
-            except BrokenPipeError:
-                # a request was still buffered for a template that has ended
-                process.stdin = None
-        try:
-            process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    def _stop_template(self) -> None:
+        """A template holds nothing that it would have to put away; the sweep by marker ends all that came from it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
         self._forget_template()
 
     def _forget_template(self) -> None:
         process = self._process
         assert process is not None
         end_marked(TEMPLATE_VARIABLE, self._marker)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
         self._process = None
 
     def _last_words(self) -> str:

@@ -40,13 +40,19 @@ class TrialPool(Protocol):
         """The devices as they are now, those used by others told apart. Raises ClusterUnreachableError."""
 
     def check(self, world_size: int, nodes: int | None) -> None:
-        """Raise UnplaceableError, saying what the cluster has, when such a trial could never be placed."""
+        """Raise UnplaceableError, saying what the cluster has, when such a trial could never be placed.
+
+        Later launches of that world size are spread over `nodes` nodes.
+        """
 
     def has_room(self, world_size: int) -> bool:
         """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long."""
 
     def launch(self, launch: Launch) -> None:
-        """Start an attempt and return; its end comes from `wait`. A failure to start is an outcome, not an error."""
+        """Start an attempt and return; its end comes from `wait`, which also drives it on in the meantime.
+
+        A failure to start is an outcome, not an error.
+        """
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """Attempts that ended since the last call; returns early with the first ones, or empty after `timeout_s`.

@@ -1,15 +1,14 @@
 """Tiny real trials: a Llama of two layers on prepared rows."""
 
 import json
-import os
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pools.fixtures import ray_token, tests_importable
 
 from orchestrator.contract.config import (
     DataSource,
@@ -25,6 +24,8 @@ from orchestrator.contract.facts import DataFacts
 from orchestrator.contract.handoff import CONFIG_FILE
 from orchestrator.contract.units import GIB
 from orchestrator.sweep.ports import Launch
+
+__all__ = ["ray_token", "tests_importable"]
 
 ROWS, ROW_TOKENS, VOCABULARY = 32, 32, 256
 LIMIT_BYTES = 2 * GIB
@@ -103,11 +104,3 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
     root = tmp_path_factory.mktemp("trials")
     write_rows(root / "rows")
     return Trials(root)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def tests_importable() -> Iterator[None]:
-    """Templates can import the modules of `tests`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[1]))
-        yield

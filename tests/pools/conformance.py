@@ -58,12 +58,6 @@ class Home:
         return Launch(token, directory, of or config())
 
 
-@pytest.fixture
-def home(tmp_path: Path, tests_importable: None) -> Home:
-    """A folder for attempts; the stub template can be imported."""
-    return Home(tmp_path)
-
-
 def until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
     """Poll `condition`; fail when it is still false after `deadline_s`."""
     give_up_s = time.monotonic() + deadline_s

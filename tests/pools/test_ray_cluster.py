@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,7 +24,6 @@ from pools.conformance import (
     begun,
     config,
     gather,
-    home,
     processes_of,
     reach,
     run,
@@ -31,8 +31,6 @@ from pools.conformance import (
     until,
 )
 from pools.rig import RayRig
-
-__all__ = ["home"]
 
 pytestmark = pytest.mark.ray
 
@@ -213,3 +211,38 @@ def test_rays_memory_monitor_is_an_out_of_memory_of_the_host(ray_token: None, ho
     assert isinstance(outcome, OomHost)
     assert "memory monitor" in outcome.evidence
     assert outcome.phase == "backward"
+
+
+@pytest.mark.slow
+def test_a_head_that_is_gone_ends_the_pool(ray_token: None, home: Home) -> None:
+    """In a process of its own: Ray's client ends the process that has lost its head for a minute."""
+    rig = RayRig()
+    launch = home.attempt({"0": "sleep:600"})
+    try:
+        rig.head(cpus=1)
+        arguments = [rig.address, STUB, launch.token, str(launch.directory)]
+        driver = subprocess.Popen(
+            [sys.executable, "-c", _PATIENT_DRIVER, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        until(lambda: begun(launch))
+        for process in rig.processes():
+            if process.name() == "gcs_server":
+                process.kill()
+        said, _ = driver.communicate(timeout=90)
+    finally:
+        rig.close()
+    assert f"the Ray cluster at {rig.address} has not answered for" in said
+    assert "resume" in said
+    assert driver.returncode == ClusterUnreachableError.exit_code
+    until(lambda: processes_of(launch) == [], deadline_s=20.0)
+
+
+_PATIENT_DRIVER = f"""
+from orchestrator.contract.errors import ClusterUnreachableError
+try:
+{textwrap.indent(_DRIVER, "    ")}
+except ClusterUnreachableError as error:
+    print(error, flush=True)
+    pool.close()
+    sys.exit(error.exit_code)
+"""
