@@ -3,24 +3,27 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.errors import StateError, UsageError
-from orchestrator.contract.facts import (
-    Facts,
-)
+from orchestrator.contract.errors import BrimfulError, StateError, UsageError
+from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import TrialRecord
 from orchestrator.placement.local_devices import gpus
 from orchestrator.predict import flops
 from orchestrator.space.candidates import Space
-from orchestrator.spec.sweep import SweepSpec
+from orchestrator.spec.sweep import SweepSpec, TrackingSection
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog, Strategy, TrialPool
 from orchestrator.sweep.state import Efficiency
 
+if TYPE_CHECKING:
+    from orchestrator.backends.mlflow_server import UiCommand
+
 POOLS = ("ray", "local")
 DEFAULT_POOL = "ray"
+SYNC_DEADLINE_S = 600.0
 
 
 def threads_per_rank() -> int:
@@ -76,6 +79,57 @@ def efficiency_of(
     return efficiency
 
 
-def build_logs(spec: SweepSpec, ledger: Ledger) -> tuple[RunLog, ...]:
-    """Who hears of the sweep beside the terminal."""
-    return ()
+class Tracking(RunLog, Protocol):
+    """The run log where people read results."""
+
+    def attach(self, file: Path, folder: str | None = None) -> None:
+        """Keep a copy of `file` with the sweep, under `folder`."""
+
+
+def build_tracking(spec: SweepSpec, ledger: Ledger, warn: Callable[[str], None]) -> Tracking | None:
+    """The MLflow log of the sweep; None when the spec does without.
+
+    Raises TrackingRefusedError when the server refuses the credentials.
+    """
+    if not spec.tracking.enabled:
+        return None
+    from orchestrator.backends.mlflow_log import MlflowLog
+    from orchestrator.backends.mlflow_server import preflight
+
+    preflight(spec.tracking, warn)
+    return MlflowLog(ledger, spec.tracking, warn, ledger.read_trials())
+
+
+def sync_tracking(spec: SweepSpec, ledger: Ledger) -> str:
+    """Bring MLflow up to date with the records, and return its URI. Raises BrimfulError when something is left."""
+    from orchestrator.backends.mlflow_log import MlflowLog, store_uri
+
+    left: list[str] = []
+    log = MlflowLog(ledger, spec.tracking, left.append, ledger.read_trials(), close_s=SYNC_DEADLINE_S)
+    log.sweep_changed(ledger.read_sweep())
+    log.close()
+    if left:
+        raise BrimfulError(left[-1])
+    return store_uri(spec.tracking, ledger.home)
+
+
+def check_tracking(uri: str | None, home: Path) -> str:
+    """Where results go, in words. Raises UsageError or TrackingRefusedError when they cannot."""
+    from orchestrator.backends.mlflow_log import store_uri
+    from orchestrator.backends.mlflow_server import preflight
+
+    remarks: list[str] = []
+    tracking = TrackingSection(uri=uri)
+    preflight(tracking, remarks.append)
+    return "; ".join([f"MLflow at {store_uri(tracking, home)}", *remarks])
+
+
+def tracking_server(home: Path, port: int) -> "UiCommand":
+    """How to serve the home's own MLflow store on loopback. Raises UsageError when there is none."""
+    from orchestrator.backends.mlflow_log import store_uri
+    from orchestrator.backends.mlflow_server import ui_command
+
+    tracking = TrackingSection()
+    if not Path(store_uri(tracking, home).removeprefix("sqlite:///")).exists():
+        raise UsageError(f"there is no MLflow store in {home}; a sweep makes it, unless it runs with --no-tracking")
+    return ui_command(tracking, home, port)

@@ -223,11 +223,11 @@ def export(
 
 
 @app.command()
-def sync(name: Name, tracking_uri: TrackingUri = None, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
+def sync(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Bring MLflow up to date with a sweep's records."""
     from orchestrator.cli.tracking import sync_sweep
 
-    sync_sweep(name, home, tracking_uri, as_json)
+    sync_sweep(name, home, as_json)
 
 
 @app.command()

@@ -2,14 +2,15 @@
 
 import time
 import uuid
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import wiring
-from orchestrator.cli.existing import admit
+from orchestrator.cli.existing import archive, require_admissible
 from orchestrator.cli.live import run_view
 from orchestrator.cli.output import Output
-from orchestrator.cli.results import conclude
+from orchestrator.cli.results import ResultFiles, conclude, write_results
 from orchestrator.cli.signals import catching
 from orchestrator.contract.errors import SpecError, SweepExistsError, UsageError
 from orchestrator.contract.facts import Facts
@@ -49,6 +50,8 @@ class Order:
     overrides: tuple[str, ...]
     request: RunRequest
     output: Output
+    is_new: bool = False
+    """An earlier sweep of this name is archived first."""
 
 
 def run_spec(path: Path, overrides: tuple[str, ...], request: RunRequest, new: bool, extend: bool) -> int:
@@ -59,8 +62,10 @@ def run_spec(path: Path, overrides: tuple[str, ...], request: RunRequest, new: b
     output = Output(request.as_json, request.quiet)
     for note in loaded.notes:
         output.say(f"Note: {note}")
-    order = Order(loaded.spec, loaded.text, str(path), overrides, request, output)
-    return _drive(order, admit(Ledger(request.home, loaded.spec.name), loaded.spec, new, extend, output))
+    ledger = Ledger(request.home, loaded.spec.name)
+    if not new:
+        require_admissible(ledger, loaded.spec, extend)
+    return _drive(Order(loaded.spec, loaded.text, str(path), overrides, request, output, is_new=new), ledger)
 
 
 def resume_sweep(name: str, request: RunRequest) -> int:
@@ -78,47 +83,58 @@ def resume_sweep(name: str, request: RunRequest) -> int:
 def _drive(order: Order, ledger: Ledger) -> int:
     spec, request, output = order.spec, order.request, order.output
     with ledger.lock():
-        before = ledger.read_sweep() if ledger.exists() else None
+        before = ledger.read_sweep() if ledger.exists() and not order.is_new else None
         if before is not None and _is_done(before, spec):
             output.say(f"Sweep {spec.name} is finished already; nothing runs. `--new` starts afresh.")
-            return conclude(ledger, output)
+            return conclude(ledger, write_results(ledger), output)
         output.say(f"Sweep {spec.name}: looking at the model and the data.")
         threads = wiring.threads_per_rank()
         facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
         space = build_space(spec, facts, threads)
         _require_candidates(space, order.path)
-        _require_same_data(ledger, facts)
+        if before is not None:
+            _require_same_data(ledger, facts)
         _announce(space, facts, output)
         pool_name = request.pool or (before.pool if before else wiring.DEFAULT_POOL)
         pool = wiring.build_pool(pool_name, request.address)
         try:
             pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
+            if order.is_new and ledger.exists():
+                name = archive(ledger)
+                output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
             _write(order, ledger, facts, _record(order, before, space, pool_name))
-            _run(order, ledger, (facts, space, pool))
+            files = _run(order, ledger, (facts, space, pool))
         finally:
             pool.close()
-        return conclude(ledger, output)
+        return conclude(ledger, files, output)
 
 
-def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) -> SweepRecord:
+def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) -> ResultFiles:
     facts, space, pool = parts
     strategy = wiring.build_strategy(order.spec, space, ledger.folder, ledger.read_trials())
-    tracking = wiring.build_logs(order.spec, ledger)
     interrupt = Interrupt()
-    try:
-        with run_view(ledger, order.output) as view, catching(interrupt, view.remark):
-            services = Services(
-                pool=pool,
-                strategy=strategy,
-                logs=(view, *tracking),
-                efficiency=wiring.efficiency_of(facts, view.remark),
-                interrupt=interrupt,
-            )
-            return run_sweep(order.spec, ledger, services)
-    finally:
-        for log in tracking:
-            log.close()
-        strategy.close()
+    with (
+        closing(strategy),
+        run_view(ledger, order.output) as view,
+        catching(interrupt, view.remark),
+        ExitStack() as stack,
+    ):
+        tracking = wiring.build_tracking(order.spec, ledger, view.remark)
+        if tracking is not None:
+            stack.enter_context(closing(tracking))
+        services = Services(
+            pool=pool,
+            strategy=strategy,
+            logs=(view,) if tracking is None else (view, tracking),
+            efficiency=wiring.efficiency_of(facts, view.remark),
+            interrupt=interrupt,
+        )
+        run_sweep(order.spec, ledger, services)
+        files = write_results(ledger)
+        if tracking is not None:
+            for file, folder in files.attachments:
+                tracking.attach(file, folder)
+        return files
 
 
 def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:
@@ -136,8 +152,6 @@ def _require_candidates(space: Space, path: str) -> None:
 
 
 def _require_same_data(ledger: Ledger, facts: Facts) -> None:
-    if not ledger.facts_file.exists():
-        return
     old = read_model(ledger.facts_file, Facts)
     if old.data.digest != facts.data.digest:
         raise SweepExistsError(

@@ -2,33 +2,25 @@
 
 import os
 
-from orchestrator.cli.output import Output
 from orchestrator.contract.config import TrainSettings
 from orchestrator.contract.errors import SweepExistsError
 from orchestrator.spec.difference import describe_difference, spec_digest
 from orchestrator.spec.sweep import SweepSpec
-from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.ledger import HOLDER_FILE, LOCK_FILE, SWEEP_FILE, Ledger
 
 _SHOWN_DIFFERENCES = 20
 
 
-def admit(ledger: Ledger, spec: SweepSpec, new: bool, extend: bool, output: Output) -> Ledger:
-    """The ledger to run `spec` in: empty, of the same spec, of a spec that --extend allows, or emptied by --new.
-
-    Raises SweepExistsError with the differences when the spec has changed and neither flag says what to do.
-    """
+def require_admissible(ledger: Ledger, spec: SweepSpec, extend: bool) -> None:
+    """Raise SweepExistsError with the differences when `spec` may not go on with the sweep of its name."""
     if not ledger.exists():
-        return ledger
-    if new:
-        archived = _archive(ledger)
-        output.say(f"The earlier sweep {spec.name} is kept as {archived}; `brimful delete {archived}` removes it.")
-        return ledger
+        return
     old = SweepSpec.model_validate(ledger.read_sweep().spec)
     if spec_digest(old) == spec_digest(spec):
-        return ledger
+        return
     fixed = _fixed_differences(old, spec)
     if extend and not fixed:
-        return ledger
+        return
     differences = describe_difference(old, spec)
     shown = [f"  {line}" for line in differences[:_SHOWN_DIFFERENCES]]
     if len(differences) > len(shown):
@@ -44,6 +36,24 @@ def admit(ledger: Ledger, spec: SweepSpec, new: bool, extend: bool, output: Outp
     raise SweepExistsError("\n".join([head, *shown, why]))
 
 
+def archive(ledger: Ledger) -> str:
+    """Move the sweep to the first free name `NAME.1`, `NAME.2`, ... and return it. The caller holds the lock."""
+    record = ledger.read_sweep()
+    number = 1
+    while ledger.folder.with_name(f"{ledger.name}.{number}").exists():
+        number += 1
+    target = Ledger(ledger.home, f"{ledger.name}.{number}")
+    target.folder.mkdir(mode=0o700)
+    kept = {LOCK_FILE, HOLDER_FILE, SWEEP_FILE}
+    for entry in ledger.folder.iterdir():
+        if entry.name not in kept:
+            os.rename(entry, target.folder / entry.name)
+    # last, so that a crash on the way leaves a sweep of the old name
+    target.write_sweep(record.model_copy(update={"name": target.name}))
+    (ledger.folder / SWEEP_FILE).unlink()
+    return target.name
+
+
 def _fixed_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
     """Places that decide what a measurement means and that both specs must share."""
     sections = [name for name in ("model", "data", "limits", "measure") if getattr(old, name) != getattr(new, name)]
@@ -56,16 +66,3 @@ def _fixed_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
         if getattr(old.resources, name) != getattr(new.resources, name)
     ]
     return sections + settings + resources
-
-
-def _archive(ledger: Ledger) -> str:
-    """Give the sweep's folder the first free name `NAME.1`, `NAME.2`, ... and return it."""
-    with ledger.lock():
-        record = ledger.read_sweep()
-        number = 1
-        while ledger.folder.with_name(f"{ledger.name}.{number}").exists():
-            number += 1
-        name = f"{ledger.name}.{number}"
-        os.rename(ledger.folder, ledger.folder.with_name(name))
-        Ledger(ledger.home, name).write_sweep(record.model_copy(update={"name": name}))
-    return name

@@ -1,5 +1,6 @@
 """The end of a run: results, files and what to do next."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -19,25 +20,45 @@ from orchestrator.sweep.ledger import Ledger
 EXPORT_FOLDER = "export"
 
 
-def conclude(ledger: Ledger, output: Output) -> int:
-    """Show the results of a sweep that has just ended, write its report and export, and return its exit code."""
+@dataclass(frozen=True)
+class ResultFiles:
+    """What a sweep leaves for its reader. `export` is None when nothing fits."""
+
+    report: Path
+    export: Path | None
+
+    @property
+    def attachments(self) -> list[tuple[Path, str | None]]:
+        """Files worth keeping beside the tracked runs, with their folder there; the training rows are not."""
+        files: list[tuple[Path, str | None]] = [(self.report, None), (self.report.with_suffix(".md"), None)]
+        if self.export is not None:
+            files += [(file, EXPORT_FOLDER) for file in sorted(self.export.iterdir()) if file.is_file()]
+        return files
+
+
+def write_results(ledger: Ledger) -> ResultFiles:
+    """Write the report of the sweep and the export of its best into its folder."""
+    summary = read_summary(ledger.home, ledger.name)
+    return ResultFiles(report=write_reports(summary, ledger.folder), export=_export(ledger, summary))
+
+
+def conclude(ledger: Ledger, files: ResultFiles, output: Output) -> int:
+    """Show the results of a sweep that has ended and return its exit code."""
     summary = read_summary(ledger.home, ledger.name)
     sweep = summary.sweep
     exit_code = sweep.exit_code if sweep.exit_code is not None else EXIT_FAILED
-    report = write_reports(summary, ledger.folder)
-    export = _export(ledger, summary)
     document: dict[str, JsonValue] = {
         **status_row(summary).model_dump(mode="json"),
         "exit_code": exit_code,
         "best": summary.best.model_dump(mode="json") if summary.best else None,
-        "report": str(report),
-        "export": str(export) if export else None,
+        "report": str(files.report),
+        "export": str(files.export) if files.export else None,
     }
     output.document(document)
     output.show(render_terminal(summary, full=False))
-    output.show(f"Report: {report}")
-    if export is not None:
-        output.show(f"Export of the best: {export} (train with it: bash {export}/launch.sh)")
+    output.show(f"Report: {files.report}")
+    if files.export is not None:
+        output.show(f"Export of the best: {files.export} (train with it: bash {files.export}/launch.sh)")
     output.show(f"Next: {_next_command(summary, ledger, exit_code)}")
     return exit_code
 

@@ -1,8 +1,8 @@
 """`sync` and `ui`: MLflow beside a sweep."""
 
+import os
 import socket
 import subprocess
-import sys
 import time
 import webbrowser
 from pathlib import Path
@@ -18,15 +18,14 @@ READY_DEADLINE_S = 60.0
 _POLL_S = 0.2
 
 
-def sync_sweep(name: str, home: Path, tracking_uri: str | None, as_json: bool) -> None:
+def sync_sweep(name: str, home: Path, as_json: bool) -> None:
     """Write all records of `name` to MLflow. Raises UsageError while a driver does so by itself."""
     output = Output(as_json)
     ledger = Ledger(home, name)
-    sweep = ledger.read_sweep()
+    spec = SweepSpec.model_validate(ledger.read_sweep().spec)
     if ledger.is_driven():
         raise UsageError(f"sweep {name} is running and brings MLflow up to date itself")
-    spec = SweepSpec.model_validate(sweep.spec)
-    uri = wiring.sync_tracking(spec, ledger, tracking_uri)
+    uri = wiring.sync_tracking(spec, ledger)
     trials = len(ledger.read_trials())
     output.document({"name": name, "tracking_uri": uri, "trials": trials})
     output.show(f"MLflow at {uri} holds all {trials} trials of {name}.")
@@ -35,20 +34,24 @@ def sync_sweep(name: str, home: Path, tracking_uri: str | None, as_json: bool) -
 def serve_ui(home: Path, port: int, browser: bool) -> int:
     """Serve the home's MLflow store on loopback until Ctrl-C. Raises UsageError when there is none or the port is
     taken."""
-    command = wiring.tracking_server(home, HOST, port)
+    command = wiring.tracking_server(home, port)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as error:
             raise UsageError(f"port {port} of {HOST} is taken; choose another with --port") from error
-    url = f"http://{HOST}:{port}"
-    process = subprocess.Popen([sys.executable, "-m", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command.arguments,
+        env={**os.environ, **command.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     try:
         _await_port(process, port)
-        print(f"MLflow shows the sweeps of {home} at {url} (this machine only). Ctrl-C ends it.", flush=True)
+        print(f"MLflow shows the sweeps of {home} at {command.url} (this machine only). Ctrl-C ends it.", flush=True)
         if browser:
-            webbrowser.open(url)
+            webbrowser.open(command.url)
         return process.wait()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

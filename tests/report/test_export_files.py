@@ -105,7 +105,7 @@ SHAPES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_file_is_as_agreed(shape: str) -> None:
     files = export_files(exported(**SHAPES[shape]))
-    golden = {file.name: file.read_text() for file in (GOLDEN / f"export-{shape}").iterdir()}
+    golden = {file.name.removesuffix(".golden"): file.read_text() for file in (GOLDEN / f"export-{shape}").iterdir()}
     assert files == golden
 
 

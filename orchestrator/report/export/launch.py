@@ -1,6 +1,7 @@
 """`launch.sh` and `train.py`: the launch line, and the script that trains from the other files."""
 
 import shlex
+import textwrap
 from importlib.resources import files
 
 from orchestrator.report.export.measured import MeasuredTrial
@@ -15,7 +16,7 @@ def launch_script(trial: MeasuredTrial) -> str:
     variables = {**trial.resolved.environment, "OMP_NUM_THREADS": str(trial.config.threads_per_rank)}
     if trial.measurement.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
-    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in trial.header())]
+    lines = ["#!/usr/bin/env bash", *_comment(trial)]
     lines += [
         "#",
         f"# One node: bash {LAUNCH_FILE} [--max-steps N] [--output FOLDER]",
@@ -38,5 +39,14 @@ def launch_script(trial: MeasuredTrial) -> str:
 
 def training_script(trial: MeasuredTrial) -> str:
     """The same script for every trial under its own header."""
-    header = "\n".join(f"# {line}" for line in trial.header())
+    header = "\n".join(_comment(trial))
     return f"{header}\n{(files('orchestrator.report.export') / 'train.py.j2').read_text()}"
+
+
+def _comment(trial: MeasuredTrial) -> list[str]:
+    """The header as lines of a script."""
+    return [
+        part
+        for line in trial.header()
+        for part in textwrap.wrap(line, 118, initial_indent="# ", subsequent_indent="#   ")
+    ]

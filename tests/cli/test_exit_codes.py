@@ -1,0 +1,136 @@
+"""Each end of a run has its exit code, and standard output stays clean."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from brimful_command import Workplace, await_true, end
+
+LOCAL = ("--pool", "local", "--no-tracking")
+
+
+@pytest.mark.trains
+def test_nothing_fits(place: Workplace) -> None:
+    run = place.run("run", place.spec("narrow", limit="20MiB"), *LOCAL)
+    assert run.returncode == 3, run.stderr
+    assert "0 of 4 fit" in run.stdout
+    assert "short by" in run.stdout
+    assert "Traceback" not in run.stdout + run.stderr
+    best = place.run("best", "narrow", "--json")
+    assert (best.returncode, json.loads(best.stdout)) == (3, None)
+
+
+@pytest.mark.trains
+def test_every_trial_fails_alike(place: Workplace) -> None:
+    run = place.run("run", place.spec("broken", dropout=2.0), *LOCAL, "--json")
+    assert run.returncode == 1, run.stderr
+    document = json.loads(run.stdout)
+    assert document["state"] == "failed"
+    assert "every trial failed alike" in document["reason"]
+    assert document["done"] < 4
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_stop_cleanly_and_resume_goes_on(place: Workplace, number: signal.Signals, code: int) -> None:
+    name = f"signal-{code}"
+    process = place.start("run", place.spec(name, steps=100_000), *LOCAL)
+    await_true(lambda: place.trains(name), process)
+    exit_code, _, stderr = end(process, number)
+    assert exit_code == code, stderr
+    row = place.json("status", name)
+    assert isinstance(row, dict)
+    assert (row["state"], row["running"]) == ("stopped", 0)
+
+
+@pytest.mark.trains
+def test_stop_and_resume(place: Workplace) -> None:
+    process = place.start("run", place.spec("halted", steps=100_000), *LOCAL)
+    await_true(lambda: place.trains("halted"), process)
+    locked = place.run("run", place.spec("halted", steps=100_000), *LOCAL)
+    assert locked.returncode == 2
+    assert f"process {process.pid}" in locked.stderr
+    stopped = place.run("stop", "halted")
+    assert stopped.returncode == 0, stopped.stderr
+    exit_code, stdout, _ = end(process)
+    assert exit_code == 4
+    assert "brimful resume halted" in stdout
+    resumed = place.start("resume", "halted")
+    await_true(lambda: place.trains("halted"), resumed)
+    rows = place.json("trials", "halted")
+    assert isinstance(rows, list)
+    assert max(row["attempt"] for row in rows) == 2
+    assert place.run("stop", "halted").returncode == 0
+    assert end(resumed)[0] == 4
+
+
+@pytest.mark.trains
+def test_a_killed_driver_is_told_and_its_trial_runs_again(place: Workplace) -> None:
+    process = place.start("run", place.spec("killed", steps=100_000), *LOCAL)
+    await_true(lambda: place.trains("killed"), process)
+    end(process, signal.SIGKILL)
+    row = place.json("status", "killed")
+    assert isinstance(row, dict)
+    assert row["state"] == "interrupted"
+    again = place.start("run", place.spec("killed", steps=100_000), *LOCAL)
+    await_true(lambda: place.trains("killed"), again)
+    assert place.run("stop", "killed").returncode == 0
+    assert end(again)[0] == 4
+
+
+def test_a_wrong_spec_names_the_place(place: Workplace) -> None:
+    file = place.spec("wrong")
+    file.write_text(file.read_text().replace("sampler: grid", "sampler: gird"))
+    run = place.run("run", file, *LOCAL, "--json")
+    assert run.returncode == 2
+    assert "wrong.yaml:8:12" in run.stderr
+    assert json.loads(run.stdout)["exit_code"] == 2
+
+
+def test_no_cluster_at_the_address(place: Workplace) -> None:
+    run = place.run("run", place.spec("whole"), "--new", "--address", "127.0.0.1:1", "--no-tracking")
+    assert run.returncode == 5, run.stderr
+    assert "cannot be reached" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["run", "no-such.yaml"],
+        ["status", "no-such"],
+        ["trials", "../etc"],
+        ["nonsense"],
+        ["run", "whole.yaml", "--pool", "slurm"],
+        ["run", "whole.yaml", "--new", "--extend"],
+    ],
+)
+def test_wrong_usage(place: Workplace, arguments: list[str]) -> None:
+    place.spec("whole")
+    run = place.run(*arguments)
+    assert run.returncode == 2, run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_plan_writes_no_file(place: Workplace, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    run = place.run("plan", place.spec("planned"), "micro_batch=3", "--home", home, "--json")
+    assert run.returncode == 2
+    plan = place.run("plan", place.spec("planned"), "--home", home, "--json")
+    assert plan.returncode == 0, plan.stderr
+    document = json.loads(plan.stdout)
+    assert [candidate["is_baseline"] for candidate in document["candidates"]] == [True, False, False, False]
+    assert (document["points"], document["illegal"]) == (4, {})
+    assert not home.exists()
+
+
+def test_init_writes_a_spec_that_is_valid(place: Workplace, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    assert place.run("init", file).returncode == 0
+    (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n')
+    assert place.run("validate", file).returncode == 0
+    again = place.run("init", file)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
