@@ -91,12 +91,13 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
         **{f"knob/{name}": _number(value) for name, value in trial.config.knobs if value is not None},
         "launch_overhead_s": attempt.launch_overhead_s,
     }
+    time_ms = end_ms or start_ms
     series: list[Point] = []
     if isinstance(attempt.outcome, Ok | OverLimit):
         measured = attempt.outcome.measurement
         numbers |= _measured(measured, trial.config.world_size)
         numbers |= {"mfu": trial.mfu, "hfu": trial.hfu}
-        series = [Point("step/step_s", value, end_ms or start_ms, step) for step, value in enumerate(measured.step_s)]
+        series = [Point("step/step_s", value, time_ms, step) for step, value in enumerate(measured.step_s)]
     tags = {
         **_provenance(sweep),
         ROLE_TAG: "attempt",
@@ -110,8 +111,18 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
         **({"node": attempt.node} if attempt.node else {}),
         **_outcome_tags(attempt.outcome),
     }
-    return _content(f"t{trial.trial:04d} {trial.label}", start_ms, end_ms, status_of(attempt.outcome),
-                    tags, _params(trial), numbers, series)  # fmt: skip
+    points = [Point(key, value, time_ms) for key, value in numbers.items() if value is not None]
+    return _loggable(
+        RunContent(
+            name=f"t{trial.trial:04d} {trial.label}",
+            start_ms=start_ms,
+            end_ms=end_ms,
+            status=status_of(attempt.outcome),
+            tags=tags,
+            params=_params(trial),
+            points=(*points, *series),
+        )
+    )
 
 
 def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunContent:
@@ -120,7 +131,6 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
     ended = sorted((trial for trial in trials if trial.outcome), key=_ended_s)
     start_ms = _ms(sweep.created_s)
     last_ms = _ms(_ended_s(ended[-1])) if ended else start_ms
-    is_over = sweep.state is not SweepState.RUNNING
     best = ranking.best(spec.objective, trials)
     tags = {
         **_provenance(sweep),
@@ -141,40 +151,39 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "model": spec.model.path or spec.model.id or "from the spec",
     }
     summary = _summary(spec.objective, ended, best)
-    content = _content(sweep.name, start_ms, _ms(sweep.updated_s) if is_over else None, _sweep_status(sweep.state),
-                       tags, params, {}, _best_so_far(spec.objective, ended))  # fmt: skip
-    totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items() if math.isfinite(value)]
+    totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items()]
     totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
-    return replace(content, points=content.points + tuple(totals))
-
-
-def _content(
-    name: str, start_ms: int, end_ms: int | None, status: Status, tags: dict[str, str], params: dict[str, str],
-    numbers: dict[str, float | None], series: Sequence[Point],
-) -> RunContent:  # fmt: skip
-    time_ms = end_ms or start_ms
-    given = {key: float(value) for key, value in numbers.items() if value is not None}
-    broken = [key for key, value in given.items() if not math.isfinite(value)]
-    points = [Point(key, value, time_ms) for key, value in given.items() if math.isfinite(value)]
-    points += [point for point in series if math.isfinite(point.value)]
-    if broken:
-        tags = {**tags, "not_finite": ", ".join(broken)}
-    name = fit(name, MAX_NAME)
-    return RunContent(
-        name=name,
-        start_ms=start_ms,
-        end_ms=end_ms,
-        status=status,
-        tags={fit(key, MAX_KEY): fit(value, MAX_TAG) for key, value in {**tags, "mlflow.runName": name}.items()},
-        params={fit(key, MAX_KEY): fit(value, MAX_PARAM) for key, value in params.items()},
-        points=tuple(points),
+    return _loggable(
+        RunContent(
+            name=sweep.name,
+            start_ms=start_ms,
+            end_ms=_ms(sweep.updated_s) if sweep.state is not SweepState.RUNNING else None,
+            status=_sweep_status(sweep.state),
+            tags=tags,
+            params=params,
+            points=(*_best_so_far(spec.objective, ended), *totals),
+        )
     )
 
 
-def fit(text: str, limit: int) -> str:
-    """`text`, cut to `limit` characters with a mark where it was longer."""
+def _loggable(content: RunContent) -> RunContent:
+    """`content` within MLflow's limits, metrics that are not finite told by name in a tag."""
+    name = fit(content.name, MAX_NAME)
+    broken = sorted({point.key for point in content.points if not math.isfinite(point.value)})
+    tags = {**content.tags, "mlflow.runName": name, **({"not_finite": ", ".join(broken)} if broken else {})}
+    return replace(
+        content,
+        name=name,
+        tags={fit(key, MAX_KEY): fit(value, MAX_TAG) for key, value in tags.items()},
+        params={fit(key, MAX_KEY): fit(value, MAX_PARAM) for key, value in content.params.items()},
+        points=tuple(point for point in content.points if math.isfinite(point.value)),
+    )
+
+
+def fit(text: str, limit_characters: int) -> str:
+    """`text`, cut to `limit_characters` with a mark where it was longer."""
     mark = " [cut]"
-    return text if len(text) <= limit else text[: limit - len(mark)] + mark
+    return text if len(text) <= limit_characters else text[: limit_characters - len(mark)] + mark
 
 
 def _provenance(sweep: SweepRecord) -> dict[str, str]:

@@ -35,7 +35,7 @@ from orchestrator.sweep.state import is_final
 OUTCOME = "outcome"
 STAND_IN = "stand_in_value"
 """Marks a trial of the study whose value is not a measurement."""
-RE_ASKS = {Sampler.TPE: 10, Sampler.GP: 2, Sampler.RANDOM: 0, Sampler.GRID: 0}
+RE_ASKS = {Sampler.TPE: 10, Sampler.GP: 1, Sampler.RANDOM: 0, Sampler.GRID: 0}
 """How often a sampler may propose what is known or illegal before a new candidate is drawn at random. A Gaussian
 process costs about a second for each."""
 

@@ -16,15 +16,12 @@ from orchestrator.spec.sweep import Objective, Sampler, SearchSection, TrainSect
 
 SPEED = (Objective(),)
 SPEED_AND_MEMORY = (Objective(), Objective(metric="peak_memory_bytes", goal="minimize"))
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-RANKS = (8, 16, 32, 64, 128, 256)
-LARGE = {
+MEDIUM = {
     "method": ("lora",),
-    "lora_rank": RANKS,
-    "zero_stage": (0, 1, 2, 3),
+    "lora_rank": (8, 32, 128),
+    "zero_stage": (0, 1, 3),
     "offload_optimizer": ("none", "cpu"),
-    "gradient_checkpointing": ("none", "full"),
-    "micro_batch": MICRO_BATCHES,
+    "micro_batch": (1, 4, 16, 64),
 }
 SMALL = {"zero_stage": (0, 1, 2), "gradient_checkpointing": ("none", "full"), "micro_batch": (1, 2)}
 """field-cases G4: 3 x 2 x 2."""
