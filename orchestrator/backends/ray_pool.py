@@ -187,6 +187,9 @@ class RayPool:
         launch, hosts = opening.launch, opening.lane.hosts
         try:
             port: int = ray.get(opening.port)
+        except ray.exceptions.ActorUnavailableError:
+            opening.port = hosts[0].seat.port.remote()
+            return
         except ray.exceptions.RayError as error:
             failed = failure(launch.token, error, hosts[0].node, opening.lane.nodes[0])
             self._give_up(opening, _outcome_of(failed, hosts[0].node))
