@@ -10,7 +10,7 @@ from orchestrator.backends.ray_connect import Pulse, join, start_private
 from orchestrator.backends.ray_lane import Lane
 from orchestrator.backends.ray_seat import failure
 from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, living_nodes
-from orchestrator.contract.errors import ClusterUnreachableError
+from orchestrator.contract.errors import ClusterUnreachableError, UnplaceableError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Infra, LostNode, Outcome
 from orchestrator.placement.cluster import ClusterView
@@ -25,6 +25,8 @@ POLL_INTERVAL_S = 0.1
 """Upper bound between two looks at the running groups; a reply of a seat ends the wait at once."""
 LANE_DEADLINE_S = 120.0
 """A lane whose first seat has not answered for this long is given up."""
+NODES_DEADLINE_S = 60.0
+"""How long a cluster that has become too small for any trial is waited for."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -55,6 +57,7 @@ class RayPool:
         self._connection = start_private(cpus) if address is None else join(address)
         self._pulse = Pulse(self._connection.address)
         self._is_lost = False
+        self._too_small_s: float | None = None
         self._threads = threads_per_device
         self._module = template_module
         self._supervisor = Supervisor()
@@ -77,7 +80,16 @@ class RayPool:
 
     def has_room(self, world_size: int) -> bool:
         """See `TrialPool`."""
-        return self._idle(world_size) is not None or self._seats(world_size) is not None
+        self._feel_pulse()
+        if self._idle(world_size) is not None:
+            return True
+        try:
+            has_seats = self._seats(world_size) is not None
+        except UnplaceableError as error:
+            self._wait_for_nodes(error)
+            return False
+        self._too_small_s = None
+        return has_seats
 
     def launch(self, launch: Launch) -> None:
         """See `TrialPool`."""
@@ -120,6 +132,14 @@ class RayPool:
         except ClusterUnreachableError:
             self._is_lost = True
             raise
+
+    def _wait_for_nodes(self, error: UnplaceableError) -> None:
+        """A cluster that has become too small may grow back; once nothing runs, it gets `NODES_DEADLINE_S`."""
+        now_s = time.monotonic()
+        if self._busy or self._too_small_s is None:
+            self._too_small_s = now_s
+        if now_s - self._too_small_s > NODES_DEADLINE_S:
+            raise ClusterUnreachableError(f"the cluster has lost nodes and none came back: {error}") from error
 
     def _view(self, nodes: list[RayNode]) -> ClusterView:
         own = sum((lane.held for lane in self._lanes), Counter[str]())

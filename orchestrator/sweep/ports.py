@@ -46,7 +46,10 @@ class TrialPool(Protocol):
         """
 
     def has_room(self, world_size: int) -> bool:
-        """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long."""
+        """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long.
+
+        Raises ClusterUnreachableError when the cluster is gone, or too small for any trial, for good.
+        """
 
     def launch(self, launch: Launch) -> None:
         """Start an attempt and return; its end comes from `wait`, which also drives it on in the meantime.

@@ -189,6 +189,7 @@ def test_a_lost_node_is_told_and_the_others_go_on(rig: RayRig, pool: RayPool, ho
     assert isinstance(ended.outcome, LostNode)
     assert ended.outcome.node == ended.node
     assert pool.cluster().devices == 2
+    assert not pool.has_room(3)
     assert pool.wait(1.0) == []
     others = [launch for launch in launches if launch.token != ended.token]
     for launch in others:
