@@ -31,6 +31,8 @@ def keep_rank(request: RankRequest, run_rank: RunRank, control: int, reply: int)
     Reading the end of file on `control` means: end the rank. Two JSON lines go to `reply`: the rank's `pid`, and at
     the end its `status` and the number of `leftovers`.
     """
+    # a signal to the template's group must not take the keeper away before it has cleared up
+    os.setsid()
     adopt_orphans()
     output_end, output = os.pipe()
     keeper_pid = os.getpid()

@@ -13,7 +13,9 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +58,23 @@ class Template:
         self._unread = b""
 
     def loop(self) -> None:
-        """Serve requests; returns when the input has closed and everything has ended."""
+        """Serve requests; returns when the input has closed, or SIGTERM has come, and everything has ended."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            self._serve()
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._close()
+
+    def _serve(self) -> None:
         while True:
             ready = {key.fd for key, _ in self._selector.select()}
             for keeper in [each for each in self._keepers.values() if each.reply in ready]:
                 self._hear(keeper)
             if 0 in ready and not self._read_requests():
-                break
+                return
+
+    def _close(self) -> None:
         for keeper in self._keepers.values():
             self._stop(keeper)
         end_s = time.monotonic() + _CLOSE_DEADLINE_S
@@ -98,6 +110,7 @@ class Template:
     def _become_keeper(self, request: RankRequest, control: int, reply: int, close: tuple[int, ...]) -> None:
         status = 1
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._selector.close()
             others = [descriptor for each in self._keepers.values() for descriptor in (each.control, each.reply)]
             # a keeper that held another one's control pipe open would keep its end from being seen
@@ -141,20 +154,20 @@ class Template:
 
 def check_forkable() -> None:
     """Raise AssertionError when a fork of this process would be broken: a device in use, or a thread running."""
-    torch = importlib.import_module("torch")
-    assert not torch.cuda.is_initialized(), "the template has touched the GPU"
+    torch = sys.modules.get("torch")
+    assert torch is None or not torch.cuda.is_initialized(), "the template has touched the GPU"
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     extra = [name for name in names[1:] if name not in _THREADS_ALLOWED]
     assert not extra, f"the template runs threads: {extra}"
 
 
-def serve(run_rank: RunRank) -> None:
-    """Import everything, say that the template is ready, and serve requests until standard input closes."""
+def serve(run_rank: RunRank, load: Callable[[], None] = preload) -> None:
+    """Import everything by `load`, say that the template is ready, and serve requests until standard input closes."""
     start_s = time.monotonic()
     replies = os.dup(1)
     os.dup2(2, 1)
     adopt_orphans()
-    preload()
+    load()
     template = Template(run_rank, replies)
     ready = RankReady(pid=os.getpid(), imported_s=time.monotonic() - start_s)
     os.write(replies, ready.model_dump_json().encode() + b"\n")

@@ -1,9 +1,5 @@
 """The real template, whose rank suffers what the file `fault` in its folder names. Only libraries are patched."""
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,34 +55,6 @@ def nan_loss() -> None:
     LlamaForCausalLM.forward = poisoned
 
 
-def leave_grandchild() -> None:
-    """A grandchild in a session of its own that outlives its parent."""
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
-    printed = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True).stdout
-    Path(os.environ["FAULT_DIRECTORY"], "grandchild").write_bytes(printed)
-
-
-def leave_forks() -> None:
-    """Two forks that never became another program and left the session."""
-    for _ in range(2):
-        if os.fork() == 0:
-            os.setsid()
-            time.sleep(600)
-
-
-def sleep_for_ever() -> None:
-    leave_grandchild()
-    time.sleep(600)
-
-
-def flood_log() -> None:
-    line = b"x" * 1023 + b"\n"
-    os.write(2, b"first line\n")
-    for _ in range(15_000):
-        os.write(2, line)
-    os.write(2, b"last line\n")
-
-
 def dead_all() -> None:
     dead_adapter("")
 
@@ -100,12 +68,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     for each in (
         dead_all,
         dead_values,
-        flood_log,
-        leave_forks,
-        leave_grandchild,
         nan_loss,
         reentrant_checkpointing,
-        sleep_for_ever,
     )
 }
 
@@ -115,7 +79,6 @@ def run_rank(directory: Path) -> int:
 
     fault = directory / "fault"
     if fault.exists():
-        os.environ["FAULT_DIRECTORY"] = str(directory)
         FAULTS[fault.read_text()]()
     return guard.run_rank(directory)
 

@@ -104,11 +104,11 @@ def write_trial(directory: Path, config: TrialConfig, fault: str | None = None) 
 
 
 class TemplateClient:
-    """The template of `faulty_template`, spoken to by its line protocol."""
+    """A template of this folder, spoken to by its line protocol."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "trial.faulty_template") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trial.faulty_template"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
