@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +34,8 @@ def weightless_model(config: PretrainedConfig, source: ModelSource) -> PreTraine
 def model_facts(model: PreTrainedModel) -> ModelFacts:
     """The facts of a weightless model."""
     config = model.config.get_text_config()
+    # the attributes also answer to a family's own names; what a family leaves out is missing in both
+    values = config.to_dict()
     layers = list(_linear_layers(model))
     heads = int(config.num_attention_heads)
     embedding = model.get_input_embeddings().weight
@@ -45,12 +48,12 @@ def model_facts(model: PreTrainedModel) -> ModelFacts:
         hidden_size=int(config.hidden_size),
         num_layers=int(config.num_hidden_layers),
         num_attention_heads=heads,
-        num_key_value_heads=int(getattr(config, "num_key_value_heads", None) or heads),
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or config.hidden_size // heads),
         vocab_size=int(embedding.shape[0]),
         tied_embeddings=head is not None and head.weight is embedding,
         max_position_embeddings=getattr(config, "max_position_embeddings", None),
-        sliding_window=_sliding_window(config),
+        sliding_window=_sliding_window(values),
     )
 
 
@@ -81,19 +84,22 @@ def _linear_layers(model: PreTrainedModel) -> Iterator[_Layer]:
             sizes = (module.in_features, module.out_features)
             yield _Layer(path, *sizes, is_output_head=is_head, is_adaptable=not is_head, active_fraction=share)
         elif _is_in_experts(path):
-            for name, parameter in module.named_parameters(recurse=False):
-                # experts fused into one tensor of (experts, out, in); which of the two comes first does not matter
-                # to their products
-                if parameter.dim() == 3:
-                    experts, outputs, inputs = parameter.shape
-                    yield _Layer(
-                        f"{path}.{name}",
-                        inputs,
-                        outputs,
-                        is_adaptable=False,
-                        active_fraction=active_fraction,
-                        count=experts,
-                    )
+            yield from _fused_experts(path, module, active_fraction)
+
+
+def _fused_experts(path: str, module: nn.Module, active_fraction: float) -> Iterator[_Layer]:
+    """Experts in one tensor of (experts, out, in); some families swap the last two, which changes no product."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.dim() == 3:
+            experts, outputs, inputs = parameter.shape
+            yield _Layer(
+                path=f"{path}.{name}",
+                in_features=inputs,
+                out_features=outputs,
+                is_adaptable=False,
+                active_fraction=active_fraction,
+                count=experts,
+            )
 
 
 def _is_in_experts(path: str) -> bool:
@@ -126,10 +132,10 @@ def _grouped(layers: list[_Layer]) -> tuple[LinearLayer, ...]:
     )
 
 
-def _sliding_window(config: PretrainedConfig) -> int | None:
-    if getattr(config, "use_sliding_window", True) is False:
+def _sliding_window(values: dict[str, Any]) -> int | None:
+    if values.get("use_sliding_window") is False:
         return None
-    window = getattr(config, "sliding_window", None)
+    window = values.get("sliding_window")
     return int(window) if window else None
 
 

@@ -16,7 +16,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tests_on_path() -> Iterator[None]:
+def path_to_tests() -> Iterator[None]:
     """Processes that are started below can import the modules of `tests`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}")
@@ -24,7 +24,7 @@ def tests_on_path() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def template(tests_on_path: None) -> Iterator[TemplateClient]:
+def template(path_to_tests: None) -> Iterator[TemplateClient]:
     """One warm template for all tests."""
     client = TemplateClient()
     yield client

@@ -49,6 +49,14 @@ def test_experts_carry_the_share_of_tokens_that_use_them() -> None:
     assert "down_proj" not in facts.adaptable
 
 
+def test_a_family_with_names_of_its_own() -> None:
+    facts = facts_of({"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 512})
+    assert (facts.hidden_size, facts.num_layers, facts.head_dim) == (48, 3, 12)
+    assert facts.max_position_embeddings == 1024
+    assert layer(facts, "c_attn") == LinearLayer(name="c_attn", in_features=48, out_features=144, count=3)
+    assert facts.tied_embeddings
+
+
 def test_unknown_lora_targets_are_answered_with_the_model_s_own_layers() -> None:
     source = ModelSource(config=LLAMA)
     model = weightless_model(load_config(source), source)

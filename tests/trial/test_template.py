@@ -14,7 +14,7 @@ from trial.rig import FULL, TemplateClient, trial_config, write_trial
 
 
 @pytest.fixture
-def bare(tests_on_path: None) -> Iterator[TemplateClient]:
+def bare(path_to_tests: None) -> Iterator[TemplateClient]:
     """A template without training libraries, which starts at once."""
     client = TemplateClient("trial.bare_template")
     yield client
@@ -84,7 +84,7 @@ def test_a_killed_rank_leaves_its_neighbour_alone(bare: TemplateClient, tmp_path
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL])
-def test_everything_ends_with_the_template(tests_on_path: None, tmp_path: Path, number: signal.Signals | None) -> None:
+def test_everything_ends_with_the_template(path_to_tests: None, tmp_path: Path, number: signal.Signals | None) -> None:
     client = TemplateClient("trial.bare_template")
     files = rank_that(tmp_path, "sleep_for_ever")
     started = client.start(files)
@@ -93,6 +93,8 @@ def test_everything_ends_with_the_template(tests_on_path: None, tmp_path: Path, 
         os.kill(client.process.pid, number)
     client.close()
     wait_for_end([started.pid, stray])
+    assert not is_alive(started.pid)
+    assert not is_alive(stray)
 
 
 def test_a_flood_of_output_is_capped_with_both_ends_kept(bare: TemplateClient, tmp_path: Path) -> None:
