@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.backends.mlflow_log import store_uri
 from orchestrator.backends.mlflow_store import QUIET, open_client
+from orchestrator.backends.mlflow_view import TAG, view_address
 from orchestrator.contract.errors import TrackingRefusedError, UsageError
 from orchestrator.spec.sweep import TrackingSection
 
@@ -17,11 +18,15 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class UiCommand:
-    """How to serve the pages: `arguments` run with `environment` laid over the user's own, pages at `url`."""
+    """How to serve the pages: `arguments` run with `environment` laid over the user's own, pages at `url`.
+
+    `views` holds the address of each experiment's sweeps, by the experiment's name.
+    """
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
     url: str
+    views: dict[str, str]
 
 
 def preflight(tracking: TrackingSection, warn: Callable[[str], None]) -> None:
@@ -68,4 +73,10 @@ def ui_command(tracking: TrackingSection, home: Path, port: int) -> UiCommand:
         *("--x-frame-options", "SAMEORIGIN"),
     )
     environment = {**QUIET, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    return UiCommand(arguments, environment, f"http://{origin}")
+    url = f"http://{origin}"
+    return UiCommand(arguments, environment, url, _views(tracking, home, url))
+
+
+def _views(tracking: TrackingSection, home: Path, url: str) -> dict[str, str]:
+    experiments = open_client(store_uri(tracking, home)).search_experiments()
+    return {each.name: view_address(url, each.experiment_id) for each in experiments if TAG in each.tags}

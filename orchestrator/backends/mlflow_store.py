@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.backends.mlflow_runs import ROLE_TAG, SWEEP_TAG, TOKEN_TAG, RunContent
+from orchestrator.backends.mlflow_view import TAG, view_tag_value
 
 if TYPE_CHECKING:
     from mlflow.entities import Param
@@ -145,6 +146,11 @@ class RunStore:
         self._client.log_inputs(run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
 
     def _experiment_id(self, name: str, artifacts: Path | None) -> str:
+        experiment_id = self._found_or_made(name, artifacts)
+        self._client.set_experiment_tag(experiment_id, TAG, view_tag_value())
+        return experiment_id
+
+    def _found_or_made(self, name: str, artifacts: Path | None) -> str:
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(name)

@@ -49,9 +49,12 @@ def serve_ui(home: Path, port: int, browser: bool) -> int:
     )
     try:
         _await_port(process, port)
-        print(f"MLflow shows the sweeps of {home} at {command.url} (this machine only). Ctrl-C ends it.", flush=True)
+        pages = command.views or {"MLflow": command.url}
+        for experiment, address in pages.items():
+            print(f"Sweeps of {experiment}: {address}")
+        print(f"MLflow serves {home} to this machine only. Ctrl-C ends it.", flush=True)
         if browser:
-            webbrowser.open(command.url)
+            webbrowser.open(next(iter(pages.values())))
         return process.wait()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
