@@ -55,7 +55,7 @@ def _root(
 
 
 @app.command()
-def run(
+def run(  # smell: typer makes an option of each parameter
     spec: Spec,
     overrides: Overrides = None,
     home: Home = DEFAULT_HOME,
@@ -86,7 +86,7 @@ def run(
 
 
 @app.command()
-def resume(
+def resume(  # smell: typer makes an option of each parameter
     name: Name,
     home: Home = DEFAULT_HOME,
     pool: PoolName = None,
@@ -163,7 +163,7 @@ def best(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None
 
 
 @app.command()
-def logs(
+def logs(  # smell: typer makes an option of each parameter
     name: Name,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="Without it the latest trial.")] = None,
     rank: Annotated[int, typer.Option(min=0, help="Which rank of the trial.")] = 0,

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -165,10 +166,13 @@ def _pool(name: str, address: str | None) -> Check:
 
 def _home(home: Path) -> Check:
     place = _existing(home)
-    if os.access(place, os.W_OK | os.X_OK):
-        return Check(name="home", state="ok", detail=f"{home.absolute()} can be written")
-    mend = "choose another folder with --home or BRIMFUL_HOME"
-    return Check(name="home", state="blocking", detail=f"{place} cannot be written", mend=mend)
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        mend = "choose another folder with --home or BRIMFUL_HOME"
+        detail = f"{place} cannot be written: {error.strerror}"
+        return Check(name="home", state="blocking", detail=detail, mend=mend)
+    return Check(name="home", state="ok", detail=f"{home.absolute()} can be written")
 
 
 def _existing(path: Path) -> Path:

@@ -65,7 +65,7 @@ class Plan(Frozen):
 def plan_spec(
     path: Path, overrides: tuple[str, ...], home: Path, pool: str | None, allow_remote_code: bool, as_json: bool
 ) -> None:
-    """Show the plan of the spec at `path`."""
+    """Do all that `run` does before its first trial, in a temporary folder, and show it."""
     output = Output(as_json)
     loaded = load_spec(path, overrides, allow_remote_code)
     output.say(f"Looking at the model and the data of {loaded.spec.name}.")

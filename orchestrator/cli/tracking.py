@@ -14,7 +14,8 @@ from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 
 HOST = "127.0.0.1"
-READY_DEADLINE_S = 60.0
+READY_DEADLINE_S = 120.0
+LOG_FILE = "ui.log"
 _POLL_S = 0.2
 
 
@@ -41,14 +42,14 @@ def serve_ui(home: Path, port: int, browser: bool) -> int:
             probe.bind((HOST, port))
         except OSError as error:
             raise UsageError(f"port {port} of {HOST} is taken; choose another with --port") from error
-    process = subprocess.Popen(
-        command.arguments,
-        env={**os.environ, **command.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    log = home / LOG_FILE
+    with log.open("wb") as stream:
+        environment = {**os.environ, **command.environment}
+        process = subprocess.Popen(
+            command.arguments, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+        )
     try:
-        _await_port(process, port)
+        _await_port(process, port, log)
         pages = command.views or {"MLflow": command.url}
         for experiment, address in pages.items():
             print(f"Sweeps of {experiment}: {address}")
@@ -63,13 +64,15 @@ def serve_ui(home: Path, port: int, browser: bool) -> int:
         process.wait()
 
 
-def _await_port(process: "subprocess.Popen[bytes]", port: int) -> None:
+def _await_port(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
     deadline_s = time.monotonic() + READY_DEADLINE_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise BrimfulError(f"mlflow server ended at once with code {process.returncode}; see its message above")
+            raise BrimfulError(f"mlflow server ended at once with code {process.returncode}; {log} says why")
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)) == 0:
                 return
         time.sleep(_POLL_S)
-    raise BrimfulError(f"mlflow server did not listen on port {port} within {READY_DEADLINE_S:.0f} s")
+    raise BrimfulError(
+        f"mlflow server did not listen on port {port} within {READY_DEADLINE_S:.0f} s; {log} may say why"
+    )

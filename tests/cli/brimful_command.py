@@ -24,11 +24,11 @@ search:
   sampler: grid
   baseline: {{method: full, micro_batch: 1}}
   method: [full, lora]
-  lora_rank: [2]
+  lora_rank: {ranks}
   micro_batch: [1, 2]
 limits: {{device_memory: {limit}}}
 measure: {{min_steps: 2, max_steps: {steps}, max_measure_s: 600, relative_precision: 0.000001}}
-budget: {{trials: 4}}
+budget: {{trials: 8}}
 """
 
 
@@ -38,10 +38,10 @@ class Workplace:
 
     folder: Path
 
-    def spec(self, name: str, limit: str = "512MiB", steps: int = 2, dropout: float = 0.0) -> Path:
+    def spec(self, name: str, limit: str = "512MiB", steps: int = 2, dropout: float = 0.0, ranks: str = "[2]") -> Path:
         """A spec of this name; `steps` are measured in each trial."""
         file = self.folder / f"{name}.yaml"
-        file.write_text(SPEC.format(name=name, limit=limit, steps=steps, dropout=dropout))
+        file.write_text(SPEC.format(name=name, limit=limit, steps=steps, dropout=dropout, ranks=ranks))
         return file
 
     @property
@@ -78,13 +78,13 @@ class Workplace:
         run = self.run(*arguments, "--json")
         return json.loads(run.stdout)
 
-    def trains(self, name: str) -> bool:
-        """Whether some trial of the sweep has begun to train and not ended."""
-        attempts = (self.folder / "home" / "sweeps" / name / "trials").glob("*/attempt-*")
+    def trains(self, name: str, attempt: int = 1) -> bool:
+        """Whether some trial of the sweep has begun to train in this attempt and not ended."""
+        attempts = (self.folder / "home" / "sweeps" / name / "trials").glob(f"*/attempt-{attempt}")
         return any(
-            not (attempt / "outcome.json").exists() and '"first_step"' in (attempt / "events.jsonl").read_text()
-            for attempt in attempts
-            if (attempt / "events.jsonl").exists()
+            not (folder / "outcome.json").exists() and '"first_step"' in (folder / "events.jsonl").read_text()
+            for folder in attempts
+            if (folder / "events.jsonl").exists()
         )
 
 
