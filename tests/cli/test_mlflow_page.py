@@ -22,7 +22,7 @@ name: page
 model:
   config: {model_type: llama, vocab_size: 4096, hidden_size: 64, intermediate_size: 64, num_hidden_layers: 2,
            num_attention_heads: 2, num_key_value_heads: 2, max_position_embeddings: 256}
-data: {path: rows.txt, sequence_length: 256, packing: true}
+data: {path: page.txt, sequence_length: 256, packing: true}
 train: {global_batch: 8, learning_rate: 1e-3, zero_stage: 0}
 search:
   sampler: grid
@@ -57,19 +57,19 @@ def address(place: Workplace) -> Iterator[str]:
     spec = place.folder / "page.yaml"
     spec.write_text(SPEC)
     lines = (f"line {number} of a text about {'many ' * (number % 7)}things\n" for number in range(600))
-    (place.folder / "rows.txt").write_text("".join(lines))
+    (place.folder / "page.txt").write_text("".join(lines))
     run = place.run("run", spec, "--pool", "local")
     assert run.returncode == 0, run.stderr
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = place.start("ui", "--port", str(port), "--no-browser")
-    assert server.stdout is not None
-    first = server.stdout.readline()
-    assert f"http://127.0.0.1:{port}/" in first, first
-    yield first.split()[-1]
-    server.terminate()
-    server.wait(timeout=DEADLINE_S)
+    with place.start("ui", "--port", str(port), "--no-browser") as server:
+        assert server.stdout is not None
+        first = server.stdout.readline()
+        assert f"http://127.0.0.1:{port}/" in first, first
+        yield first.split()[-1]
+        server.terminate()
+        server.wait(timeout=DEADLINE_S)
 
 
 @pytest.mark.trains
