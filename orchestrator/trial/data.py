@@ -93,7 +93,7 @@ class Batches:
 
     @property
     def longest_row_tokens(self) -> int:
-        """Tokens of the longest row."""
+        """The greatest number of tokens in one row."""
         return int(self._lengths.max())
 
     def probe_step(self) -> Step:

@@ -110,20 +110,26 @@ def test_one_long_row_among_many_is_found_by_the_probe(template: TemplateClient,
     assert (failed.step, failed.tokens, failed.phase) == (0, 2048, Phase.FORWARD)
 
 
-def test_optimizer_states_that_do_not_fit_are_an_oom_of_the_optimizer_step(
+def test_a_second_step_that_no_longer_fits_beside_the_optimizer_s_states_is_found_by_the_probe(
     template: TemplateClient, data: Path, tmp_path: Path
 ) -> None:
     wide = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
     parameters_bytes = 4 * (2 * 512 * 512 + 4 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 2048))
-    # weights, gradients and one of the two states fit beside what the process itself takes
-    limit_bytes = 3 * parameters_bytes + 60 * MIB
+    # the first step fits beside what the process itself takes; the gradients of the second meet the new states
+    limit_bytes = round(4.5 * parameters_bytes) + 65 * MIB
     config = trial_config(
-        data, {**FULL, "micro_batch": 1}, model={"config": wide}, limits={"device_memory_bytes": limit_bytes}
+        data,
+        {**FULL, "micro_batch": 1},
+        model={"config": wide},
+        limits={"device_memory_bytes": limit_bytes},
+        accumulation=1,
     )
-    exited, outcome = template.run(write_trial(tmp_path, config))
+    files = write_trial(tmp_path, config)
+    exited, outcome = template.run(files)
     assert isinstance(outcome, OomDevice), outcome
     assert exited.status == 1
-    assert outcome.phase is Phase.OPTIMIZER_STEP
+    assert (outcome.step, outcome.phase) == (1, Phase.BACKWARD)
+    assert [event.event for event in files.read_events()].count("probe") == 2
     assert outcome.limit_bytes == limit_bytes
     assert outcome.requested_bytes is not None
     assert outcome.needed_bytes is not None
