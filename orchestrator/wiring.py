@@ -86,17 +86,20 @@ class Tracking(RunLog, Protocol):
         """Keep a copy of `file` with the sweep, under `folder`."""
 
 
-def build_tracking(spec: SweepSpec, ledger: Ledger, warn: Callable[[str], None]) -> Tracking | None:
-    """The MLflow log of the sweep; None when the spec does without.
+def require_tracking(tracking: TrackingSection, warn: Callable[[str], None]) -> None:
+    """Raise UsageError or TrackingRefusedError when results could never go where the spec says."""
+    if tracking.enabled:
+        from orchestrator.backends.mlflow_server import preflight
 
-    Raises TrackingRefusedError when the server refuses the credentials.
-    """
+        preflight(tracking, warn)
+
+
+def build_tracking(spec: SweepSpec, ledger: Ledger, warn: Callable[[str], None]) -> Tracking | None:
+    """The MLflow log of the sweep; None when the spec does without."""
     if not spec.tracking.enabled:
         return None
     from orchestrator.backends.mlflow_log import MlflowLog
-    from orchestrator.backends.mlflow_server import preflight
 
-    preflight(spec.tracking, warn)
     return MlflowLog(ledger, spec.tracking, warn, ledger.read_trials())
 
 

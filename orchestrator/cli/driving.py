@@ -87,6 +87,7 @@ def _drive(order: Order, ledger: Ledger) -> int:
         if before is not None and _is_done(before, spec):
             output.say(f"Sweep {spec.name} is finished already; nothing runs. `--new` starts afresh.")
             return conclude(ledger, write_results(ledger), output)
+        wiring.require_tracking(spec.tracking, output.say)
         output.say(f"Sweep {spec.name}: looking at the model and the data.")
         threads = wiring.threads_per_rank()
         facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)

@@ -54,7 +54,7 @@ def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list
     """Faults between sections of a spec whose fields are all valid."""
     faults = []
     if spec.model.trust_remote_code and not allow_remote_code:
-        text = "runs code that comes with the model; pass --trust-remote-code too, or write false"
+        text = "runs code that comes with the model; pass --allow-remote-code too, or write false"
         faults.append(places.fault(("model", "trust_remote_code"), text))
     if spec.measure.min_steps > spec.measure.max_steps:
         text = f"min_steps {spec.measure.min_steps} is greater than max_steps {spec.measure.max_steps}; swap them"

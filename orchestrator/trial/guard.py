@@ -63,10 +63,11 @@ def _guarded(config: TrialConfig, place: RankPlace, events: EventLog) -> Verdict
 def _failure(
     error: Exception, config: TrialConfig, place: RankPlace, events: EventLog, device: Device | None
 ) -> Failure:
+    if device is not None:
+        # before anything else: even reading the peak takes memory that a tight limit may not leave
+        device.lift_limit()
     peak_bytes = device.used_bytes() if device is not None else None
     reserved_bytes = device.reserved_bytes() if device is not None else None
-    if device is not None:
-        device.lift_limit()
     return Failure(
         types=tuple(each.__name__ for each in type(error).__mro__),
         text=str(error),

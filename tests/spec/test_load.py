@@ -194,7 +194,7 @@ def test_a_tokenizer_is_a_folder_or_a_hub_id(load: Load, faults: Faults, tmp_pat
 def test_the_code_of_a_model_runs_only_when_the_command_line_agrees(load: Load, faults: Faults) -> None:
     lines = faults("model:\n", "model:\n  trust_remote_code: true\n")
     assert lines == [
-        "spec.yaml:4:22: model.trust_remote_code: runs code that comes with the model; pass --trust-remote-code too, "
+        "spec.yaml:4:22: model.trust_remote_code: runs code that comes with the model; pass --allow-remote-code too, "
         "or write false"
     ]
     assert load(remote=True).spec.model.trust_remote_code
