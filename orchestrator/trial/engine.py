@@ -11,6 +11,7 @@ from torch import nn
 
 from orchestrator.contract.config import Offload, Optimizer, Precision, TrialConfig
 from orchestrator.trial.device import Device
+from orchestrator.trial.group import require_gloo_room
 
 JsonObject = dict[str, JsonValue]
 
@@ -88,6 +89,8 @@ def build_engine(model: nn.Module, config: TrialConfig, resolved: JsonObject, de
     """Wrap `model` by DeepSpeed with the optimizer that `config` asks for."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer, description = _optimizer(parameters, config, device)
+    if device.backend == "gloo":
+        require_gloo_room()  # DeepSpeed makes a group of its own
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved)
     return Engine(engine, resolved, description)
 

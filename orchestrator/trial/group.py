@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 Value = TypeVar("Value")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_GLOO_ROOM_BYTES = 25 * 2**20
+"""What a gloo group takes: the stacks of three threads (8 MiB each, glibc's default) and a little more."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class RankPlace:
         return {"RANK": str(self.rank), "LOCAL_RANK": str(self.local_rank), "WORLD_SIZE": str(self.world_size)}
 
 
+def require_gloo_room() -> None:
+    """Fail as any allocation does when a gloo group finds no room. Gloo itself waits for ever for a thread that was
+    refused its memory after others had started."""
+    torch.empty(_GLOO_ROOM_BYTES, dtype=torch.uint8)
+
+
 class Group:
     """The process group of a trial. Every method is a collective: all ranks call it in the same order."""
 
@@ -41,6 +49,8 @@ class Group:
         self.place = place
         self._device = torch.device("cuda", place.local_rank) if backend == "nccl" else torch.device("cpu")
         timeout = timedelta(seconds=timeout_s)
+        if backend == "gloo":
+            require_gloo_room()
         if place.world_size == 1:
             # no port is opened, so none can be taken by somebody else
             store = dist.HashStore()  # type: ignore[attr-defined]

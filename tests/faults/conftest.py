@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pools.fixtures import ray_token, tests_importable
 
 from orchestrator.contract.config import (
     DataSource,
@@ -24,8 +23,6 @@ from orchestrator.contract.facts import DataFacts
 from orchestrator.contract.handoff import CONFIG_FILE
 from orchestrator.contract.units import GIB
 from orchestrator.sweep.ports import Launch
-
-__all__ = ["ray_token", "tests_importable"]
 
 ROWS, ROW_TOKENS, VOCABULARY = 32, 32, 256
 LIMIT_BYTES = 2 * GIB

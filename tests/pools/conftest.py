@@ -1,3 +1,11 @@
-from pools.fixtures import home, ray_token, tests_importable
+from pathlib import Path
 
-__all__ = ["home", "ray_token", "tests_importable"]
+import pytest
+
+from pools.conformance import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path, tests_importable: None) -> Home:
+    """A folder for attempts; the stub template can be imported."""
+    return Home(tmp_path)

@@ -110,6 +110,18 @@ def test_one_long_row_among_many_is_found_by_the_probe(template: TemplateClient,
     assert (failed.step, failed.tokens, failed.phase) == (0, 2048, Phase.FORWARD)
 
 
+@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("limit_mib", [1, 2, 4, 8, 16, 24, 32])
+def test_a_limit_that_leaves_no_room_even_to_report_is_out_of_memory(
+    template: TemplateClient, data: Path, tmp_path: Path, limit_mib: int, zero_stage: int
+) -> None:
+    limits = {"device_memory_bytes": limit_mib * MIB}
+    config = trial_config(data, {**FULL, "zero_stage": zero_stage}, limits=limits)
+    _, outcome = template.run(write_trial(tmp_path, config))
+    assert isinstance(outcome, OomDevice), outcome
+    assert outcome.limit_bytes == limit_mib * MIB
+
+
 def test_a_second_step_that_no_longer_fits_beside_the_optimizer_s_states_is_found_by_the_probe(
     template: TemplateClient, data: Path, tmp_path: Path
 ) -> None:
