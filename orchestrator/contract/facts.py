@@ -29,7 +29,7 @@ class DataRequest(Frozen):
 
 
 class PreflightRequest(Frozen):
-    """`lora_targets` lists each set of module names that some candidate would adapt, to be checked against the model."""
+    """`lora_targets` lists each set of module names that some candidate adapts, to be checked against the model."""
 
     model: ModelSource
     data: DataRequest
