@@ -94,7 +94,7 @@ class Ok(Frozen):
 
 
 class OverLimit(Frozen):
-    """Ran, but its peak leaves less headroom than asked."""
+    """Ran, but its peak leaves less headroom than asked, or its ranks took more host memory than the limit."""
 
     kind: Literal["over_limit"] = "over_limit"
     measurement: Measurement

@@ -22,6 +22,8 @@ class Device(Protocol):
     kind: Literal["cpu", "cuda"]
     backend: Literal["gloo", "nccl"]
     limit_bytes: int | None
+    is_host_bound: bool
+    """Whether the share of the host's memory, not the device's limit, is what an allocation would meet first."""
 
     def torch_device(self) -> torch.device:
         """Where tensors go."""
@@ -56,23 +58,28 @@ def open_device(config: TrialConfig, place: RankPlace) -> Device:
     limit_bytes = config.limits.device_memory_bytes
     if kind == "cuda":
         return CudaDevice(place.local_rank, limit_bytes)
-    return CpuDevice(config.threads_per_rank, limit_bytes)
+    host_bytes = config.limits.host_memory_bytes
+    share_bytes = None if host_bytes is None else host_bytes // place.ranks_on_node
+    return CpuDevice(config.threads_per_rank, limit_bytes, share_bytes)
 
 
 class CpuDevice:
-    """A rank on CPU threads. The limit is on address space that can be written (RLIMIT_DATA) above the fresh fork."""
+    """A rank on CPU threads. The limit is on address space that can be written (RLIMIT_DATA) above the fresh fork:
+    the device's limit or this rank's share of the host's, whichever is less."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
 
-    def __init__(self, threads: int, limit_bytes: int | None) -> None:
+    def __init__(self, threads: int, limit_bytes: int | None, host_share_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
+        bounds = [bytes_ for bytes_ in (limit_bytes, host_share_bytes) if bytes_ is not None]
+        self.is_host_bound = host_share_bytes is not None and host_share_bytes == min(bounds) != limit_bytes
         status = process_status_bytes()
         self._start_address_space_bytes = status["VmSize"]
         self._start_resident_bytes = status["VmRSS"]
-        if limit_bytes is not None:
+        if bounds:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (status["VmData"] + limit_bytes, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, (status["VmData"] + min(bounds), hard))
         torch.set_num_threads(threads)
 
     def torch_device(self) -> torch.device:
@@ -112,6 +119,7 @@ class CudaDevice:
 
     kind: Literal["cpu", "cuda"] = "cuda"
     backend: Literal["gloo", "nccl"] = "nccl"
+    is_host_bound = False
 
     def __init__(self, index: int, limit_bytes: int | None) -> None:
         self._index = index

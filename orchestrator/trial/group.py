@@ -21,6 +21,8 @@ class RankPlace:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    ranks_on_node: int = 1
+    """As torchrun tells; without it all ranks are taken to share the node."""
 
     @classmethod
     def from_environment(cls) -> "RankPlace":
@@ -29,6 +31,7 @@ class RankPlace:
             rank=int(os.environ.get("RANK", "0")),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            ranks_on_node=int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")),
         )
 
     def to_environment(self) -> dict[str, str]:

@@ -77,7 +77,7 @@ def _failure(
         device=device.kind if device is not None else ("cpu" if config.device == "auto" else config.device),
         step=events.step,
         batch_tokens=events.batch_tokens if events.phase in (Phase.FORWARD, Phase.BACKWARD) else None,
-        limit_bytes=device.limit_bytes if device is not None else config.limits.device_memory_bytes,
+        limit_bytes=None if device is None or device.is_host_bound else device.limit_bytes,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
     )

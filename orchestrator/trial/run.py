@@ -132,11 +132,18 @@ class Trial:
     def _judge(self, batches: Batches, counts: Counts, times: list[StepTime]) -> Outcome:
         mine = self.device.memory(self.place.rank, self.peak_by_phase_bytes)
         measurement = self._measurement(batches, counts, times, self.group.gather(mine))
-        health, limit_bytes = self.device.health(), self.device.limit_bytes
-        headroom_bytes = self.config.limits.headroom_bytes
-        if limit_bytes is not None and measurement.peak_memory_bytes > limit_bytes - headroom_bytes:
+        health = self.device.health()
+        if self._is_over(measurement):
             return OverLimit(measurement=measurement, health=health)
         return Ok(measurement=measurement, health=health)
+
+    def _is_over(self, measurement: Measurement) -> bool:
+        limits, device_bytes = self.config.limits, self.device.limit_bytes
+        if device_bytes is not None and measurement.peak_memory_bytes > device_bytes - limits.headroom_bytes:
+            return True
+        ranks = measurement.ranks[: self.place.ranks_on_node]
+        host_bytes = sum(rank.peak_resident_bytes for rank in ranks)
+        return limits.host_memory_bytes is not None and host_bytes > limits.host_memory_bytes
 
     def _measurement(
         self, batches: Batches, counts: Counts, times: list[StepTime], memory: list[RankMemory]

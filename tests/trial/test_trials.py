@@ -12,6 +12,7 @@ from orchestrator.contract.outcome import (
     Measurement,
     Ok,
     OomDevice,
+    OomHost,
     Outcome,
     OverLimit,
     Phase,
@@ -120,6 +121,15 @@ def test_a_limit_that_leaves_no_room_even_to_report_is_out_of_memory(
     _, outcome = template.run(write_trial(tmp_path, config))
     assert isinstance(outcome, OomDevice), outcome
     assert outcome.limit_bytes == limit_mib * MIB
+
+
+def test_a_tighter_limit_on_the_host_is_an_out_of_memory_of_the_host(
+    template: TemplateClient, data: Path, tmp_path: Path
+) -> None:
+    limits = {"device_memory_bytes": 1024 * MIB, "host_memory_bytes": 48 * MIB}
+    _, outcome = template.run(write_trial(tmp_path, trial_config(data, FULL, limits=limits)))
+    assert isinstance(outcome, OomHost), outcome
+    assert outcome.rank == 0
 
 
 def test_a_second_step_that_no_longer_fits_beside_the_optimizer_s_states_is_found_by_the_probe(
