@@ -3,9 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check faults clean
+.PHONY: quickstart test check clean
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): PyTorch, Ray, MLflow and the rest, a few minutes once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
