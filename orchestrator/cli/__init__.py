@@ -5,9 +5,17 @@ import os
 import sys
 import tempfile
 import traceback
-from typing import NoReturn
+from typing import NoReturn, Protocol, runtime_checkable
 
-from orchestrator.contract.errors import EXIT_FAILED, BrimfulError
+from orchestrator.contract.errors import EXIT_FAILED, EXIT_USAGE, BrimfulError
+
+
+@runtime_checkable
+class _UsageFault(Protocol):
+    """What typer raises for a command line that it cannot read."""
+
+    def format_message(self) -> str:
+        """What is wrong, in one line."""
 
 
 def main() -> None:
@@ -18,6 +26,11 @@ def main() -> None:
         app()
     except BrimfulError as error:
         _end(str(error), error.exit_code)
+    except SystemExit as end:
+        # typer has told people about a wrong command line; the fault is the context of its exit
+        if isinstance(end.__context__, _UsageFault):
+            _document(end.__context__.format_message(), EXIT_USAGE)
+        raise
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is, the user gets one line and a log
         _end(_unexpected(error), EXIT_FAILED)
 
@@ -25,9 +38,13 @@ def main() -> None:
 def _end(message: str, exit_code: int) -> NoReturn:
     """Leave with `message`; under --json it is the one document on standard output too."""
     print(message, file=sys.stderr)
+    _document(message, exit_code)
+    sys.exit(exit_code)
+
+
+def _document(message: str, exit_code: int) -> None:
     if "--json" in sys.argv[1:]:
         print(json.dumps({"error": message, "exit_code": exit_code}))
-    sys.exit(exit_code)
 
 
 def _unexpected(error: Exception) -> str:

@@ -171,11 +171,12 @@ def logs(  # smell: typer makes an option of each parameter
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial ends.")] = False,
     home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
 ) -> None:
     """What a rank of a trial printed."""
     from orchestrator.cli.rank_logs import LogRequest, show_log
 
-    show_log(LogRequest(name, trial, rank, attempt, tail, follow), home)
+    show_log(LogRequest(name, trial, rank, attempt, tail, follow), home, as_json)
 
 
 @app.command()
@@ -204,7 +205,7 @@ def report(
     """The whole report of a sweep."""
     from orchestrator.cli.reporting import show_report
 
-    show_report(name, home, output, "json" if as_json else format)
+    show_report(name, home, output, format, as_json)
 
 
 @app.command()

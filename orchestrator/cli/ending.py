@@ -1,5 +1,6 @@
 """`stop` and `delete`."""
 
+import shlex
 import time
 from pathlib import Path
 
@@ -69,4 +70,4 @@ def delete_sweep(name: str, home: Path, yes: bool, as_json: bool) -> None:
 
 def home_option(home: Path) -> str:
     """What a printed command needs to reach the same home."""
-    return "" if home == DEFAULT_HOME else f" --home {home}"
+    return "" if home == DEFAULT_HOME else f" --home {shlex.quote(str(home))}"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.cli.output import Output
+from orchestrator.contract.config import Frozen
 from orchestrator.contract.errors import UsageError
 from orchestrator.contract.record import TrialRecord
 from orchestrator.report.rows import describe
@@ -27,8 +29,20 @@ class LogRequest:
     follow: bool
 
 
-def show_log(request: LogRequest, home: Path) -> None:
+class LogDocument(Frozen):
+    """A rank's log as JSON."""
+
+    trial: int
+    label: str
+    attempt: int
+    rank: int
+    text: str
+
+
+def show_log(request: LogRequest, home: Path, as_json: bool) -> None:
     """Print the log to standard output and say on standard error which one it is."""
+    if as_json and request.follow:
+        raise UsageError("--json is one document and --follow has no end: choose one of them")
     ledger = Ledger(home, request.name)
     ledger.read_sweep()
     record = _record(ledger, request.trial)
@@ -49,6 +63,12 @@ def show_log(request: LogRequest, home: Path) -> None:
     def is_over() -> bool:
         return not request.follow or _has_ended(ledger, record.trial, attempt)
 
+    if as_json:
+        text = "".join(_lines(file, request.tail, is_over))
+        Output(as_json).document(
+            LogDocument(trial=record.trial, label=record.label, attempt=attempt, rank=request.rank, text=text)
+        )
+        return
     for text in _lines(file, request.tail, is_over):
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -1,5 +1,6 @@
 """`report` and `export`."""
 
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from orchestrator.contract.errors import UsageError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import write_atomic
 from orchestrator.report.export.folder import write_export
+from orchestrator.report.export.launch import LAUNCH_FILE
 from orchestrator.report.export.measured import measured_trial
 from orchestrator.report.html import render_html
 from orchestrator.report.markdown import render_markdown
@@ -58,11 +60,16 @@ def write_reports(summary: Summary, folder: Path) -> Path:
     return folder / "report.html"
 
 
-def show_report(name: str, home: Path, file: Path | None, format: str | None) -> None:
-    """Print the report of `name`, or write it to `file`. Raises UsageError for an unknown format."""
+def show_report(name: str, home: Path, file: Path | None, format: str | None, as_json: bool) -> None:
+    """Print the report of `name`, or write it to `file`; with `as_json` standard output carries it as JSON beside that.
+
+    Raises UsageError for an unknown format or a folder that is not there.
+    """
+    if as_json and file is None:
+        format = "json"
     summary = read_summary(home, name)
     chosen = format or (_FORMATS.get(file.suffix, "markdown") if file is not None else "terminal")
-    output = Output(as_json=chosen == "json" and file is None)
+    output = Output(as_json)
     match chosen:
         case "terminal" if file is None:
             output.show(render_terminal(summary))
@@ -81,6 +88,7 @@ def show_report(name: str, home: Path, file: Path | None, format: str | None) ->
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent} to write {file.name} to; make it or choose another")
     write_atomic(file, text)
+    output.document(report_document(summary))
     output.say(f"Wrote {file}")
 
 
@@ -102,4 +110,4 @@ def export_trial(name: str, home: Path, trial: int | None, folder: Path | None, 
     for line in measured.header():
         output.show(line)
     output.show("\n".join(str(file) for file in files))
-    output.show(f"Train with it: bash {target}/launch.sh")
+    output.show(f"Train with it: bash {shlex.quote(str(target / LAUNCH_FILE))}")

@@ -1,5 +1,6 @@
 """The end of a run: results, files and what to do next."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orchestrator.cli.reporting import BRIMFUL_VERSION, write_reports
 from orchestrator.contract.errors import EXIT_FAILED, EXIT_NOTHING_FITS
 from orchestrator.contract.record import SweepState
 from orchestrator.report.export.folder import write_export
+from orchestrator.report.export.launch import LAUNCH_FILE
 from orchestrator.report.export.measured import measured_trial
 from orchestrator.report.summary import Summary
 from orchestrator.report.terminal import render_terminal
@@ -58,7 +60,8 @@ def conclude(ledger: Ledger, files: ResultFiles, output: Output) -> int:
     output.show(render_terminal(summary, full=False))
     output.show(f"Report: {files.report}")
     if files.export is not None:
-        output.show(f"Export of the best: {files.export} (train with it: bash {files.export}/launch.sh)")
+        launch = shlex.quote(str(files.export / LAUNCH_FILE))
+        output.show(f"Export of the best: {files.export} (train with it: bash {launch})")
     output.show(f"Next: {_next_command(summary, ledger, exit_code)}")
     return exit_code
 

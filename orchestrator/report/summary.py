@@ -41,8 +41,10 @@ class Summary:
 
     @property
     def ended(self) -> tuple[TrialRow, ...]:
-        """Trials with an outcome."""
-        return tuple(row for row in self.rows if row.state == "done")
+        """Trials with an outcome that stays: one that was cancelled runs again on resume."""
+        return tuple(
+            row for row in self.rows if row.state == "done" and row.outcome and row.outcome["kind"] != "cancelled"
+        )
 
     @property
     def counts(self) -> Counter[str]:

@@ -55,9 +55,17 @@ class Ledger:
         return (self.folder / SWEEP_FILE).exists()
 
     def create_folder(self) -> None:
-        """Make the sweep's folder, readable by its owner alone. Safe to repeat."""
+        """Make the sweep's folder, readable by its owner alone. Safe to repeat.
+
+        Raises UsageError when the home folder does not allow it.
+        """
         for folder in (self.home, self.home / "sweeps", self.folder, self._trials):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"{folder} cannot be made ({error.strerror}); choose another folder with --home"
+                ) from error
 
     def read_sweep(self) -> SweepRecord:
         """The sweep's record. Raises UsageError when no sweep of this name exists."""

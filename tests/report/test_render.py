@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from sweep_records import measurement, trial
 
 from orchestrator.contract.facts import Facts
-from orchestrator.contract.outcome import Ok, OverLimit
+from orchestrator.contract.outcome import Cancelled, Ok, OverLimit
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.contract.units import MIB
 from orchestrator.report.html import render_html
@@ -42,6 +43,12 @@ def test_nothing_fits_names_the_closest_and_what_they_lack(sweep: SweepRecord, t
     assert [(row.trial, row.shortfall_bytes) for row in summary.closest] == [(8, 16 * MIB), (4, 76 * MIB)]
 
 
+def test_a_cancelled_trial_is_still_to_come(sweep: SweepRecord, trials: list[TrialRecord]) -> None:
+    summary = summarize(sweep, [*trials, trial(8, "full z2 mb8", Cancelled())], None)
+    assert (len(summary.rows), len(summary.ended)) == (len(trials) + 1, 7)
+    assert "cancelled" not in summary.counts
+
+
 def test_a_pass_on_short_rows_is_labelled(sweep: SweepRecord) -> None:
     short = trial(0, "full", Ok(measurement=measurement(10.0, MIB, reaches_sequence_length=False)))
     assert "rows of that length were not tried" in render_markdown(summarize(sweep, [short], None))
@@ -54,6 +61,18 @@ def test_short_terminal_report_fits_eighty_columns(sweep: SweepRecord, trials: l
     assert "700.00 MiB" in text
     assert "vs baseline" in text
     assert "\u2026" not in text
+
+
+@pytest.mark.parametrize("width", [50, 60, 80])
+def test_a_narrow_terminal_shows_whole_cells(
+    sweep: SweepRecord, trials: list[TrialRecord], facts: Facts, width: int
+) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render_terminal(summarize(sweep, trials, facts)))
+    text = console.export_text()
+    assert "configuration" in text
+    assert "tokens/s" in text
+    assert not re.search(r"MiB?\b(?<!MiB)", text)
 
 
 def test_html_is_one_page_and_escapes_what_users_write(sweep: SweepRecord, trials: list[TrialRecord]) -> None:
