@@ -106,7 +106,7 @@ class MlflowLog:
         if is_left:
             self._warn(
                 f"MLflow is behind by {left} trials; they are safe in {self._ledger.folder}: "
-                f"`brimful resume {self._ledger.name}` sends them when the store is back"
+                f"`brimful sync {self._ledger.name}` sends them when the store is back"
             )
 
     @property
