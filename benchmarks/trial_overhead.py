@@ -24,11 +24,11 @@ from orchestrator.backends.ray_pool import RayPool
 from orchestrator.contract.config import MeasureSettings, TrialConfig
 from orchestrator.contract.handoff import AttemptFiles, trial_command, write_atomic
 from orchestrator.contract.units import format_bytes
+from orchestrator.placement.preflight import preflight
 from orchestrator.space.candidates import build_space
 from orchestrator.spec.load import load_spec
 from orchestrator.sweep.loop import launch_overhead_s
 from orchestrator.sweep.ports import Launch, TrialPool
-from orchestrator.wiring import preflight
 
 SPEC = Path(__file__).parent.parent / "experiments" / "quickstart.yaml"
 QUICK = MeasureSettings(warmup_steps=0, min_steps=2, max_steps=2)
@@ -38,7 +38,11 @@ TARGET_S = {1: 1.5, 2: 2.5}
 def baseline(folder: Path, world_size: int) -> TrialConfig:
     """The quickstart's baseline over `world_size` ranks, measured as briefly as may be."""
     spec = load_spec(SPEC, [f"resources.devices_per_trial={world_size}"]).spec
-    return build_space(spec, preflight(spec, folder)).candidates[0].config.model_copy(update={"measure": QUICK})
+    return (
+        build_space(spec, preflight(spec, str(SPEC), folder, threads_per_rank=1))
+        .candidates[0]
+        .config.model_copy(update={"measure": QUICK})
+    )
 
 
 def run_one(pool: TrialPool, config: TrialConfig, directory: Path) -> float:
@@ -107,7 +111,7 @@ def main() -> None:
     parser.add_argument("--pool", choices=("local", "ray"), default="local")
     parser.add_argument("--trials", type=int, default=20)
     arguments = parser.parse_args()
-    results: dict[str, object] = {"machine": platform.processor() or platform.machine(), "cpus": psutil.cpu_count()}
+    results: dict[str, object] = {"machine": platform.machine(), "cpus": psutil.cpu_count()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         configs = {ranks: baseline(folder / "cache", ranks) for ranks in (1, 2)}

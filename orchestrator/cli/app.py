@@ -118,7 +118,11 @@ def plan(
 
 @app.command()
 def validate(
-    spec: Spec, overrides: Overrides = None, allow_remote_code: AllowRemoteCode = False, as_json: AsJson = False
+    spec: Spec,
+    overrides: Overrides = None,
+    home: Home = DEFAULT_HOME,  # every verb takes it
+    allow_remote_code: AllowRemoteCode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a spec by itself: no model, no data, no cluster."""
     from orchestrator.cli.planning import validate_spec
@@ -236,11 +240,12 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
     home: Home = DEFAULT_HOME,
+    as_json: AsJson = False,
 ) -> None:
     """Open the results in MLflow, on this machine only."""
     from orchestrator.cli.tracking import serve_ui
 
-    raise typer.Exit(serve_ui(home, port, browser))
+    raise typer.Exit(serve_ui(home, port, browser, as_json))
 
 
 @app.command()
@@ -261,11 +266,13 @@ def doctor(
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where the spec goes.")] = Path("sweep.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    home: Home = DEFAULT_HOME,  # every verb takes it
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented example spec."""
     from orchestrator.cli.example import write_example
 
-    write_example(file, force)
+    write_example(file, force, as_json)
 
 
 @app.command()

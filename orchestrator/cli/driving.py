@@ -85,7 +85,8 @@ def _drive(order: Order, ledger: Ledger) -> int:
     with ledger.lock():
         before = ledger.read_sweep() if ledger.exists() and not order.is_new else None
         if before is not None and _is_done(before, spec):
-            output.say(f"Sweep {spec.name} is finished already; nothing runs. `--new` starts afresh.")
+            output.say(f"Sweep {spec.name} is finished already; nothing runs. `brimful run --new` starts afresh.")
+            _restore_rows(order, ledger)
             return conclude(ledger, write_results(ledger), output)
         wiring.require_tracking(spec.tracking, output.say)
         output.say(f"Sweep {spec.name}: looking at the model and the data.")
@@ -143,6 +144,15 @@ def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:
     old = SweepSpec.model_validate(before.spec)
     is_same = spec_digest(old) == spec_digest(spec) and old.budget == spec.budget
     return before.state is SweepState.FINISHED and is_same
+
+
+def _restore_rows(order: Order, ledger: Ledger) -> None:
+    """Prepare the rows again when the home has moved or its cache is gone: the export needs them."""
+    if Path(read_model(ledger.facts_file, Facts).data.directory).is_dir():
+        return
+    facts = preflight(order.spec, order.path, order.request.home / CACHE_FOLDER, wiring.threads_per_rank())
+    _require_same_data(ledger, facts)
+    write_atomic(ledger.facts_file, facts.model_dump_json(indent=1))
 
 
 def _require_candidates(space: Space, path: str) -> None:

@@ -62,7 +62,10 @@ def conclude(ledger: Ledger, files: ResultFiles, output: Output) -> int:
     if files.export is not None:
         launch = shlex.quote(str(files.export / LAUNCH_FILE))
         output.show(f"Export of the best: {files.export} (train with it: bash {launch})")
-    output.show(f"Next: {_next_command(summary, ledger, exit_code)}")
+    following = f"Next: {_next_command(summary, ledger, exit_code)}"
+    if output.as_json:
+        output.say(following)
+    output.show(following)
     return exit_code
 
 

@@ -47,7 +47,10 @@ def preflight(spec: SweepSpec, spec_path: str, cache: Path, threads_per_rank: in
     with FileLock(folder / "lock"):
         if not _is_prepared(folder):
             _run_preflight(request, folder, spec_path)
-    return _with_known_peak(read_model(folder / FACTS_FILE, Facts))
+    facts = read_model(folder / FACTS_FILE, Facts)
+    # the cache may have been moved since
+    data = facts.data.model_copy(update={"directory": str(folder / _DATA_FOLDER)})
+    return _with_known_peak(facts.model_copy(update={"data": data}))
 
 
 def _is_prepared(folder: Path) -> bool:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from brimful_command import Workplace
 from selenium import webdriver
@@ -68,8 +69,11 @@ def address(place: Workplace) -> Iterator[str]:
         first = server.stdout.readline()
         assert f"http://127.0.0.1:{port}/" in first, first
         yield first.split()[-1]
+        served_by = psutil.Process(server.pid).children(recursive=True)
         server.terminate()
-        server.wait(timeout=DEADLINE_S)
+        assert server.wait(timeout=DEADLINE_S) == 143
+        assert served_by
+        assert not [process for process in served_by if process.is_running()]
 
 
 @pytest.mark.trains

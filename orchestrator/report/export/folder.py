@@ -52,7 +52,7 @@ def write_export(trial: MeasuredTrial, folder: Path, force: bool = False) -> lis
         raise UsageError(f"{folder} exists already; choose another with --output, or replace its files with --force")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; choose a folder with --output")
-    rows = Path(trial.config.data.directory)
+    rows = Path(trial.rows)
     missing = [name for name in (*_ROW_FILES, _DESCRIPTION_FILE) if not (rows / name).is_file()]
     if missing:
         raise StateError(f"the prepared rows are gone: {rows / missing[0]} is missing; `brimful resume` prepares them")

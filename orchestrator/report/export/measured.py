@@ -32,6 +32,8 @@ class MeasuredTrial:
     measurement: Measurement
     resolved: Resolved
     versions: dict[str, str]
+    rows: str
+    """The folder of the prepared rows, which may have moved since the trial."""
 
     @property
     def config(self) -> TrialConfig:
@@ -63,7 +65,10 @@ def measured_trial(sweep: SweepRecord, record: TrialRecord, facts: Facts | None,
             f"trial {record.trial} of {sweep.name} did not run to its end, so there is nothing measured to export; "
             f"`brimful trials {sweep.name}` lists those that did"
         )
+    data = record.config.data
+    is_known = facts is not None and facts.data.digest == data.digest
     return MeasuredTrial(
+        rows=facts.data.directory if facts is not None and is_known else data.directory,
         sweep=sweep,
         record=record,
         measurement=record.measurement,
