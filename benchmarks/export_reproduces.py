@@ -95,7 +95,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = [sys.executable, "-m", "orchestrator.cli", "export", arguments.name]
-        subprocess.run([*command, "--home", str(arguments.home), "-o", str(folder / "export")], check=True)
+        subprocess.run(
+            [*command, "--home", str(arguments.home), "-o", str(folder / "export")], check=True, stdout=sys.stderr
+        )
         pairs = []
         for number in range(arguments.pairs):
             before = again(winner, folder / f"trial{number}", arguments.steps)

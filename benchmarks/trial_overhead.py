@@ -2,9 +2,9 @@
 
     python -m benchmarks.trial_overhead [--pool local|ray] [--trials 20]
 
-Runs the quickstart's baseline `--trials` times with one rank and as often with two, in warm lanes, and prints for
-each the median and the range, the growth of the templates' resident memory, file handles and processes, and beside it
-the same trial once in a cold process.
+Runs a ZeRO-2 candidate of the quickstart `--trials` times with one rank and as often with two, in warm lanes. Prints
+for each the median and the range, the growth of the templates' resident memory, file handles and processes, and beside
+it the same trial once in a cold process.
 """
 
 import argparse
@@ -35,14 +35,13 @@ QUICK = MeasureSettings(warmup_steps=0, min_steps=2, max_steps=2)
 TARGET_S = {1: 1.5, 2: 2.5}
 
 
-def baseline(folder: Path, world_size: int) -> TrialConfig:
-    """The quickstart's baseline over `world_size` ranks, measured as briefly as may be."""
-    spec = load_spec(SPEC, [f"resources.devices_per_trial={world_size}"]).spec
-    return (
-        build_space(spec, preflight(spec, str(SPEC), folder, threads_per_rank=1))
-        .candidates[0]
-        .config.model_copy(update={"measure": QUICK})
-    )
+def short_trial(folder: Path, world_size: int) -> TrialConfig:
+    """A ZeRO-2 candidate of the quickstart over `world_size` ranks, with few rows and measured as briefly as may be."""
+    overrides = [f"resources.devices_per_trial={world_size}", "train.global_batch=2", "search.micro_batch=[1]"]
+    spec = load_spec(SPEC, overrides).spec
+    space = build_space(spec, preflight(spec, str(SPEC), folder, threads_per_rank=1))
+    sharded = next(each.config for each in space.candidates if each.config.knobs.zero_stage == 2)
+    return sharded.model_copy(update={"measure": QUICK})
 
 
 def run_one(pool: TrialPool, config: TrialConfig, directory: Path) -> float:
@@ -114,7 +113,7 @@ def main() -> None:
     results: dict[str, object] = {"machine": platform.machine(), "cpus": psutil.cpu_count()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        configs = {ranks: baseline(folder / "cache", ranks) for ranks in (1, 2)}
+        configs = {ranks: short_trial(folder / "cache", ranks) for ranks in (1, 2)}
         pool: TrialPool = LocalPool(devices=2) if arguments.pool == "local" else RayPool(address=None)
         try:
             rows = [measure(pool, config, folder / f"{ranks}", arguments.trials) for ranks, config in configs.items()]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,18 @@ def test_new_archives_the_old_sweep_and_delete_says_what_it_frees(place: Workpla
     assert isinstance(document, dict)
     assert document["freed_bytes"] > 1000
     assert place.run("status", "again.1").returncode == 2
+
+
+def test_a_sweep_whose_rows_are_gone_prepares_them_again(place: Workplace, finished: str) -> None:
+    cache, away = place.folder / "home" / "cache", place.folder / "cache-away"
+    cache.rename(away)
+    try:
+        again = place.run("resume", finished)
+        assert again.returncode == 0, again.stderr
+        assert "Export of the best" in again.stdout
+        exported = place.run("export", finished, "-o", place.folder / "exported-again")
+        assert exported.returncode == 0, exported.stderr
+        assert (place.folder / "exported-again" / "data" / "tokens.bin").stat().st_size > 0
+    finally:
+        shutil.rmtree(cache)
+        away.rename(cache)
