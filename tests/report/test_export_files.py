@@ -75,7 +75,9 @@ def exported(rows: str = "/data/rows", world_size: int = 1, **knobs: object) -> 
         outcome=Ok(measurement=measurement(1500.0, 700 * MIB, resolved=resolved)),
     )
     record = TrialRecord(trial=4, candidate="c0ffee", label="a label", config=content, attempts=(attempt,))
-    return measured_trial(make_sweep(), record, make_facts(), "0.1.0")
+    facts = make_facts()
+    data = facts.data.model_copy(update={"directory": content.data.directory})
+    return measured_trial(make_sweep(), record, facts.model_copy(update={"data": data}), "0.1.0")
 
 
 TINY_LLAMA = {
