@@ -207,7 +207,7 @@ def test_a_server_that_is_down_costs_one_warning_and_no_time(home: Path) -> None
         attempt = AttemptRecord(attempt=1, token=f"d{trial}", dispatched_s=1.0, ended_s=2.0, outcome=ok())
         log.trial_changed(TrialRecord(trial=trial, candidate="c", label="l", config=built, attempts=(attempt,)))
     log.close()
-    assert any("brimful resume down" in warning for warning in warnings)
+    assert any("brimful sync down" in warning for warning in warnings)
     assert sum("cannot be reached" in warning for warning in warnings) <= 1
 
 
