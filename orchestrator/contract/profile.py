@@ -198,9 +198,9 @@ class Profile:
     """One micro-step's storages in the order of birth and death, without weights and optimizer states.
 
     `laws[k]` are coefficients in bytes of MONOMIALS. Storage `i` has the size of `laws[storage_law[i]]` and the
-    place `storage_place[i]`. `events` holds `i + 1` for the birth of storage `i` and `-(i + 1)` for its death; a storage
-    that never dies lives past the backward pass. `marks[k]` is (position in events, Mark, payload): it stands before the
-    event at that position.
+    place `storage_place[i]`. `events` holds `i + 1` for the birth of storage `i` and `-(i + 1)` for its death; a
+    storage that never dies lives past the backward pass. `marks[k]` is (position in events, Mark, payload): it stands
+    before the event at that position.
     """
 
     request: TraceRequest
