@@ -15,6 +15,7 @@ from rich.text import Text
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.reading import remaining_s, total_trials
+from orchestrator.contract.outcome import INTERRUPTED_KINDS
 from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
@@ -45,16 +46,15 @@ def run_view(ledger: Ledger, output: Output) -> Iterator[View]:
         ):
             yield view
     else:
-        yield LineView(output)
+        yield LineView(ledger, output)
 
 
 class _Progress:
-    """The sweep and its trials as heard so far."""
+    """The sweep and its trials: those of earlier sessions, and what was heard since."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.sweep: SweepRecord | None = None
-        self.trials: dict[int, TrialRecord] = {}
-        self.heard_s = time.time()
+        self.trials = {trial.trial: trial for trial in ledger.read_trials()}
 
     def summary(self) -> Summary | None:
         if self.sweep is None:
@@ -66,11 +66,11 @@ class _Progress:
 
 
 class LineView:
-    """One line for each end of a trial."""
+    """One line for each end of a trial; a trial that was cancelled has not come to its end."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, ledger: Ledger, output: Output) -> None:
         self._output = output
-        self._progress = _Progress()
+        self._progress = _Progress(ledger)
 
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""
@@ -80,7 +80,7 @@ class LineView:
         """See `RunLog`."""
         self._progress.trials[trial.trial] = trial
         summary = self._progress.summary()
-        if summary is None or trial.outcome is None:
+        if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
             return
         row = next(each for each in summary.rows if each.trial == trial.trial)
         left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
@@ -112,10 +112,8 @@ class LiveView:
     def __init__(self, ledger: Ledger, output: Output) -> None:
         self._ledger = ledger
         self._output = output
-        self._progress = _Progress()
+        self._progress = _Progress(ledger)
         self._remarks: list[str] = []
-        for trial in ledger.read_trials():
-            self._progress.trials[trial.trial] = trial
 
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""

@@ -2,14 +2,15 @@
 
 import time
 from pathlib import Path
+from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from orchestrator.cli.output import Output
 from orchestrator.contract.config import Frozen
-from orchestrator.contract.errors import EXIT_NOTHING_FITS, EXIT_OK
+from orchestrator.contract.errors import EXIT_NOTHING_FITS, EXIT_OK, StateError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model
 from orchestrator.contract.record import SweepState
@@ -44,6 +45,15 @@ class StatusRow(Frozen):
     reason: str
 
 
+class DamagedRow(Frozen):
+    """A sweep of which a record cannot be read; the others are listed all the same."""
+
+    name: str
+    state: Literal["damaged"] = "damaged"
+    reason: str
+    """Which file, and what is wrong with it."""
+
+
 def read_summary(home: Path, name: str) -> Summary:
     """The summary of a sweep as an onlooker sees it. Raises UsageError when there is none of this name."""
     return _summary(Ledger(home, name))
@@ -52,6 +62,10 @@ def read_summary(home: Path, name: str) -> Summary:
 def _summary(ledger: Ledger) -> Summary:
     sweep = ledger.read_sweep()
     sweep = sweep.model_copy(update={"state": ledger.observed_state(sweep)})
+    try:
+        SweepSpec.model_validate(sweep.spec)
+    except ValidationError as error:
+        raise StateError(f"{ledger.sweep_file} is damaged: spec: {error.errors()[0]['msg']}") from error
     facts = read_model(ledger.facts_file, Facts) if ledger.facts_file.exists() else None
     return summarize(sweep, ledger.read_trials(), facts)
 
@@ -99,19 +113,40 @@ def remaining_s(summary: Summary, elapsed_s: float) -> float | None:
 
 
 def show_status(name: str | None, home: Path, as_json: bool) -> None:
-    """One line for the sweep `name`, or for each sweep under `home`. As JSON: an object, or a list without `name`."""
+    """One line for the sweep `name`, or for each sweep under `home`. As JSON: an object, or a list without `name`.
+
+    A damaged sweep among many is listed with what is wrong; alone it raises StateError.
+    """
     output = Output(as_json)
-    ledgers = [Ledger(home, name)] if name is not None else list_sweeps(home)
-    rows = [status_row(_summary(ledger)) for ledger in ledgers]
-    documents: list[JsonValue] = [row.model_dump(mode="json") for row in rows]
-    output.document(documents if name is None else documents[0])
-    if not rows:
+    if name is not None:
+        row = status_row(read_summary(home, name))
+        output.document(row)
+        _show_rows([row], output)
+        return
+    listed = [_listed_row(ledger) for ledger in list_sweeps(home)]
+    documents: list[JsonValue] = [row.model_dump(mode="json") for row in listed]
+    output.document(documents)
+    if not listed:
         output.show(f"There is no sweep in {home}; `brimful init` writes a spec to begin with.")
-    elif output.stdout.is_terminal:
+    _show_rows([row for row in listed if isinstance(row, StatusRow)], output)
+    for damaged in listed:
+        if isinstance(damaged, DamagedRow):
+            output.show(f"{damaged.name}: {damaged.state}, {damaged.reason}")
+
+
+def _listed_row(ledger: Ledger) -> StatusRow | DamagedRow:
+    try:
+        return status_row(_summary(ledger))
+    except StateError as error:
+        return DamagedRow(name=ledger.name, reason=str(error))
+
+
+def _show_rows(rows: list[StatusRow], output: Output) -> None:
+    if output.stdout.is_terminal and rows:
         output.show(terminal_table(_status_table(rows)))
-    else:
-        for row in rows:
-            output.show(status_line(row))
+        return
+    for row in rows:
+        output.show(status_line(row))
 
 
 def status_line(row: StatusRow) -> str:
@@ -184,7 +219,8 @@ def show_best(name: str, home: Path, as_json: bool) -> int:
     best = summary.best
     output.document(best if best is not None else None)
     if best is None:
-        output.say(f"{summary.winner_text} `brimful report {name}` shows by how much they miss.")
+        hint = f" `brimful report {name}` shows by how much they miss." if summary.ended else ""
+        output.say(f"{summary.winner_text}{hint}")
         return EXIT_NOTHING_FITS
     output.show(summary.winner_text)
     output.show(_details(best))

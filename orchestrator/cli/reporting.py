@@ -63,12 +63,12 @@ def write_reports(summary: Summary, folder: Path) -> Path:
 def show_report(name: str, home: Path, file: Path | None, format: str | None, as_json: bool) -> None:
     """Print the report of `name`, or write it to `file`; with `as_json` standard output carries it as JSON beside that.
 
-    Raises UsageError for an unknown format or a folder that is not there.
+    Raises UsageError for an unknown format or ending, or a folder that is not there.
     """
     if as_json and file is None:
         format = "json"
     summary = read_summary(home, name)
-    chosen = format or (_FORMATS.get(file.suffix, "markdown") if file is not None else "terminal")
+    chosen = format or (_format_of(file) if file is not None else "terminal")
     output = Output(as_json)
     match chosen:
         case "terminal" if file is None:
@@ -90,6 +90,14 @@ def show_report(name: str, home: Path, file: Path | None, format: str | None, as
     write_atomic(file, text)
     output.document(report_document(summary))
     output.say(f"Wrote {file}")
+
+
+def _format_of(file: Path) -> str:
+    if file.suffix not in _FORMATS:
+        raise UsageError(
+            f"{file}: no format has the ending {file.suffix!r}; use {', '.join(_FORMATS)}, or say --format"
+        )
+    return _FORMATS[file.suffix]
 
 
 def export_trial(name: str, home: Path, trial: int | None, folder: Path | None, force: bool, as_json: bool) -> None:

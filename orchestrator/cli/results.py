@@ -17,6 +17,7 @@ from orchestrator.report.export.launch import LAUNCH_FILE
 from orchestrator.report.export.measured import measured_trial
 from orchestrator.report.summary import Summary
 from orchestrator.report.terminal import render_terminal
+from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 
 EXPORT_FOLDER = "export"
@@ -87,4 +88,5 @@ def _next_command(summary: Summary, ledger: Ledger, exit_code: int) -> str:
         return f"brimful report {name}{option} shows all misses; raise limits.device_memory or widen search, then --new"
     if summary.sweep.state is SweepState.FAILED:
         return f"brimful logs {name}{option}"
-    return f"brimful ui{option}"
+    tracking = SweepSpec.model_validate(summary.sweep.spec).tracking
+    return f"brimful ui{option}" if tracking.enabled and tracking.uri is None else f"brimful report {name}{option}"

@@ -71,7 +71,7 @@ class Summary:
     def winner_text(self) -> str:
         """The winner and its gain in one sentence."""
         if self.best is None:
-            return f"0 of {len(self.ended)} fit."
+            return f"0 of {len(self.ended)} fit." if self.ended else "No trial has ended yet."
         speed = f"trial {self.best.trial} ({self.best.label}): {self.best.tokens_per_second or 0:,.4g} tokens/s"
         if self.best.baseline_speedup is None:
             return f"{speed}."

@@ -19,6 +19,8 @@ Mapping = dict[str, JsonValue]
 
 MINIMIZED = ("peak_memory_bytes", "peak_resident_bytes", "step_s")
 """Metrics whose goal is to minimize unless the spec says otherwise."""
+GOAL_WORDS: Mapping = {"max": "maximize", "min": "minimize"}
+"""Short forms of a goal, as people write them."""
 
 
 @dataclass
@@ -138,8 +140,8 @@ class _Arranger:
         if not isinstance(entry, dict):
             entry = {"metric": entry}
         metric = entry.get("metric", "tokens_per_second")
-        goal = "minimize" if metric in MINIMIZED else "maximize"
-        return {"metric": metric, "goal": goal, **entry}
+        goal = entry.get("goal", "minimize" if metric in MINIMIZED else "maximize")
+        return {"metric": metric, **entry, "goal": GOAL_WORDS.get(goal, goal) if isinstance(goal, str) else goal}
 
     def _restate(self, written: Path, stands: Path, value: JsonValue) -> None:
         """Let the entries of the mapping at `written` be found under `stands` too."""

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import JsonValue, TypeAdapter
 
 from orchestrator.contract.config import Knobs, MeasureSettings
+from orchestrator.spec.arrange import GOAL_WORDS
 from orchestrator.spec.sweep import KNOB_NAMES, Objective, SweepSpec
 
 SCHEMA_ID = "sweep-v1.schema.json"
@@ -43,12 +44,19 @@ def spec_schema() -> Schema:
     for name in MeasureSettings.model_fields:
         if name.endswith("_s"):
             measure[name] = _or_text(measure[name], _DURATION)
+    goal = _mapping(_properties(definitions, "Objective")["goal"])
+    goal["enum"] = [*_listed(goal["enum"]), *GOAL_WORDS]
     _mapping(schema["properties"])["objective"] = _objective()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
 def _mapping(value: JsonValue) -> Schema:
     assert isinstance(value, dict)
+    return value
+
+
+def _listed(value: JsonValue) -> list[JsonValue]:
+    assert isinstance(value, list)
     return value
 
 

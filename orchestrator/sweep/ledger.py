@@ -46,13 +46,14 @@ class Ledger:
         self.home = home
         self.name = name
         self.folder = home / "sweeps" / name
+        self.sweep_file = self.folder / SWEEP_FILE
         self.spec_file = self.folder / SPEC_FILE
         self.facts_file = self.folder / FACTS_FILE
         self._trials = self.folder / TRIALS_FOLDER
 
     def exists(self) -> bool:
         """Whether a sweep of this name was created."""
-        return (self.folder / SWEEP_FILE).exists()
+        return self.sweep_file.exists()
 
     def create_folder(self) -> None:
         """Make the sweep's folder, readable by its owner alone. Safe to repeat.
@@ -72,19 +73,19 @@ class Ledger:
         if not self.exists():
             known = ", ".join(sweep_names(self.home)) or "none"
             raise UsageError(f"there is no sweep named {self.name} in {self.home}; it holds: {known}")
-        return read_model(self.folder / SWEEP_FILE, SweepRecord)
+        return read_model(self.sweep_file, SweepRecord)
 
     def write_sweep(self, sweep: SweepRecord) -> None:
         """Store the sweep's record."""
         self.create_folder()
-        write_atomic(self.folder / SWEEP_FILE, sweep.model_dump_json(indent=1))
+        write_atomic(self.sweep_file, sweep.model_dump_json(indent=1))
 
     def read_trials(self) -> list[TrialRecord]:
         """All trials in the order of their numbers."""
         if not self._trials.is_dir():
             return []
-        files = (Path(entry.path) / TRIAL_FILE for entry in sorted(os.scandir(self._trials), key=lambda e: e.name))
-        records = [read_model(file, TrialRecord) for file in files if file.exists()]
+        folders = sorted(Path(entry.path) for entry in os.scandir(self._trials))
+        records = [read_model(folder / TRIAL_FILE, TrialRecord) for folder in folders if _was_recorded(folder)]
         return sorted(records, key=lambda record: record.trial)
 
     def read_trial(self, trial: int) -> TrialRecord:
@@ -187,6 +188,11 @@ class Ledger:
         holder = self.holder()
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         return f"sweep {self.name} is being driven by {who}; wait for it, or `brimful stop {self.name}`"
+
+
+def _was_recorded(trial_folder: Path) -> bool:
+    """False for a folder whose driver died before it wrote the record; attempts come after the record."""
+    return (trial_folder / TRIAL_FILE).exists() or any(trial_folder.glob("attempt-*"))
 
 
 def sweep_names(home: Path) -> list[str]:

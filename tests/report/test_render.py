@@ -43,6 +43,12 @@ def test_nothing_fits_names_the_closest_and_what_they_lack(sweep: SweepRecord, t
     assert [(row.trial, row.shortfall_bytes) for row in summary.closest] == [(8, 16 * MIB), (4, 76 * MIB)]
 
 
+def test_before_the_first_end_nothing_is_counted(sweep: SweepRecord, trials: list[TrialRecord]) -> None:
+    summary = summarize(sweep, trials[7:], None)
+    assert summary.winner_text == "No trial has ended yet."
+    assert "0 of 0" not in render_markdown(summary)
+
+
 def test_a_cancelled_trial_is_still_to_come(sweep: SweepRecord, trials: list[TrialRecord]) -> None:
     summary = summarize(sweep, [*trials, trial(8, "full z2 mb8", Cancelled())], None)
     assert (len(summary.rows), len(summary.ended)) == (len(trials) + 1, 7)

@@ -159,6 +159,8 @@ def test_sizes_and_durations_are_bytes_and_seconds(load: Load) -> None:
     [
         ("peak_memory_bytes", (Objective(metric="peak_memory_bytes", goal="minimize"),)),
         ("{metric: mfu}", (Objective(metric="mfu", goal="maximize"),)),
+        ("{metric: step_s, goal: min}", (Objective(metric="step_s", goal="minimize"),)),
+        ("{goal: max}", (Objective(),)),
         (
             "[tokens_per_second, {metric: step_s, goal: minimize}]",
             (Objective(), Objective(metric="step_s", goal="minimize")),

@@ -36,6 +36,11 @@ def test_every_experiment_is_valid(validator: jsonschema.Draft202012Validator, p
     assert [error.message for error in validator.iter_errors(_value(path.read_text()))] == []
 
 
+@pytest.mark.parametrize("goal", ["max", "min", "maximize", "minimize"])
+def test_goals_may_be_short(validator: jsonschema.Draft202012Validator, goal: str) -> None:
+    validator.validate(_value(f"{VALID}objective: {{metric: mfu, goal: {goal}}}\n"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
@@ -45,6 +50,7 @@ def test_every_experiment_is_valid(validator: jsonschema.Draft202012Validator, p
         ("name: small", "name: a b", "$.name"),
         ("  learning_rate: 1e-4\n", "", "$.train"),
         ("zero_stage", "zero", "$.search"),
+        ("search:", "objective: {goal: up}\nsearch:", "$.objective"),
     ],
 )
 def test_a_wrong_value_is_seen(validator: jsonschema.Draft202012Validator, old: str, new: str, place: str) -> None:

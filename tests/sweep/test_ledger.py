@@ -69,6 +69,18 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
         ledger.read_trials()
 
 
+def test_a_removed_record_is_named_but_not_a_folder_whose_driver_died_before_it(tmp_path: Path) -> None:
+    ledger = new_ledger(tmp_path, spec())
+    for trial in (0, 1):
+        ledger.write_trial(record(trial))
+        ledger.prepare_attempt(record(trial))
+    (ledger.folder / "trials" / "0002").mkdir()
+    assert len(ledger.read_trials()) == 2
+    (ledger.folder / "trials" / "0000" / "trial.json").unlink()
+    with pytest.raises(StateError, match=r"0000/trial\.json is missing"):
+        ledger.read_trials()
+
+
 def test_unknown_sweeps_and_trials_are_told_with_what_exists(tmp_path: Path) -> None:
     new_ledger(tmp_path, spec(name="known"))
     with pytest.raises(UsageError, match=r"no sweep named other in .*; it holds: known"):
