@@ -23,6 +23,7 @@ from orchestrator.contract.facts import (
 )
 from orchestrator.contract.handoff import read_model, write_atomic
 from orchestrator.placement.environment import template_environment
+from orchestrator.placement.hub import hub_answers, needs_hub
 from orchestrator.placement.local_devices import gpus
 from orchestrator.space.request import preflight_request
 from orchestrator.spec.hardware import lookup
@@ -91,6 +92,8 @@ def _run_preflight(request: PreflightRequest, folder: Path, spec_path: str) -> N
     write_atomic(folder / REQUEST_FILE, request.model_dump_json(indent=1))
     visible = [gpu.visible for gpu in gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))]
     environment = template_environment(os.environ, visible[0] if visible else None, request.threads_per_rank)
+    if needs_hub(request) and not hub_answers(environment):
+        environment["HF_HUB_OFFLINE"] = "1"
     log = folder / _LOG_FILE
     with log.open("wb") as stream:
         command = [sys.executable, "-m", "orchestrator.trial.preflight", str(folder)]

@@ -22,6 +22,9 @@ BUILDERS = {
 }
 """A text file is one row a paragraph (blank lines part them); without any blank line, one row a line."""
 
+_NO_ROWS = "corresponds to no data"
+"""How `datasets` words a file without any row."""
+
 
 def load_rows(request: DataRequest) -> tuple[list[Row], str]:
     """The rows that `request` names, and what to call their source in messages. Raises Unusable."""
@@ -80,6 +83,8 @@ def _build(builder: str, files: list[Path], path: Path, options: dict[str, str])
                 **options,
             )
         except (DatasetGenerationError, ValueError, UnicodeDecodeError) as error:
+            if _NO_ROWS in str(error):
+                raise Unusable("data.path", f"{path} holds no rows") from error
             raise Unusable("data.path", f"{path} cannot be read as {builder}: {_root_cause(error)}") from error
 
 

@@ -100,6 +100,8 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     [
         ("none.json", None, "does not exist"),
         ("empty.json", "", "is empty"),
+        ("list.json", "[]", "holds no rows"),
+        ("header.csv", "text\n", "holds no rows"),
         ("broken.json", '[{"text": "a"}, {"te', "cannot be read as json"),
         ("rows.xlsx", "x", "found .xlsx; expected files of .json"),
         ("odd.json", [{"a": 1, "b": 2}], "row 1 has a, b; expected alpaca"),
