@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from filelock import FileLock, Timeout
 from ray._raylet import Config  # type: ignore[attr-defined]  # an extension module, its stub is incomplete
 
 from orchestrator.contract.errors import ClusterUnreachableError
@@ -30,22 +31,52 @@ _PULSE_INTERVAL_S = 2.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only small messages pass through it; Ray refuses less than 75 MiB."""
 _NAMESPACE = "brimful"
+_FOLDER_PREFIX = "brimful-"
+_LOCK_FILE = "driver.lock"
+_SETTLED_S = 60.0
+"""A younger folder may belong to a driver that has yet to lock it."""
 _MEND = "check the address and that the cluster runs (`ray status` on its head), or leave --address out to start one"
 
 
 @dataclass(frozen=True)
 class Connection:
-    """The driver's connection. `private_folder` holds the files of a cluster that was started here, else None."""
+    """The driver's connection. `private` holds the files of a cluster that was started here, else None."""
 
     address: str
-    private_folder: Path | None
+    private: "PrivateFolder | None"
 
     def close(self) -> None:
         """Disconnect; ends a cluster that was started here."""
         with _kept_sigterm_handler():
             ray.shutdown()
-        if self.private_folder is not None:
-            shutil.rmtree(self.private_folder, ignore_errors=True)
+        if self.private is not None:
+            self.private.remove()
+
+
+class PrivateFolder:
+    """The files of a cluster that was started here, locked for as long as its driver lives."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+        self._lock = FileLock(self.path / _LOCK_FILE)
+        self._lock.acquire(timeout=0)
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()
+
+
+def remove_left_behind() -> None:
+    """Remove this user's private folders whose drivers were killed."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_LOCK_FILE}"):
+        try:
+            status = lock.stat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _SETTLED_S:
+                with FileLock(lock).acquire(timeout=0):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
+        except (Timeout, FileNotFoundError):
+            continue  # its driver lives, or another one is removing it
 
 
 class Pulse:
@@ -76,9 +107,10 @@ def start_private(cpus: int | None) -> Connection:
 
     Raises ClusterUnreachableError when Ray does not start.
     """
-    folder = Path(tempfile.mkdtemp(prefix="brimful-"))
+    remove_left_behind()
+    private = PrivateFolder()
     if "RAY_AUTH_MODE" not in os.environ:
-        token = folder / "token"
+        token = private.path / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
@@ -93,12 +125,12 @@ def start_private(cpus: int | None) -> Connection:
                 configure_logging=False,
                 namespace=_NAMESPACE,
                 object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(folder),
+                _temp_dir=str(private.path),
             )
     except (RuntimeError, OSError, ValueError, TimeoutError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        private.remove()
         raise ClusterUnreachableError(f"Ray did not start on this machine: {error}; try --pool local") from error
-    return Connection(context.address_info["gcs_address"], folder)
+    return Connection(context.address_info["gcs_address"], private)
 
 
 def join(address: str) -> Connection:
