@@ -1,0 +1,1 @@
+"""Traces one training step on tensors without data: which storages it makes, and when they die."""

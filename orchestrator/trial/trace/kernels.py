@@ -1,0 +1,92 @@
+"""Makes code on tensors without data take the way that it takes on a device with data.
+
+On the meta device PyTorch chooses attention by its plain formula and dropout by a mask of the input's type, and
+transformers reads masks, which hold nothing here. Checked in torch 2.13 (`aten/src/ATen/native/transformers`) and
+transformers 5.24 (`masking_utils.py`).
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional
+from transformers import masking_utils
+
+from orchestrator.contract.profile import TraceRequest
+
+aten = torch.ops.aten
+_FLASH_MAX_HEAD_DIM = 256
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def device_kernels(request: TraceRequest) -> Iterator[None]:
+    """While active, attention, dropout and mask checks behave as on `request.device`."""
+    with ExitStack() as stack:
+        attention = _cuda_attention if request.device == "cuda" else _cpu_attention
+        stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
+        if request.device == "cuda":
+            stack.enter_context(mock.patch.object(functional, "dropout", _fused_dropout))
+        stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
+        stack.enter_context(mock.patch.object(masking_utils, "fast_all", return_value=not request.is_padded))
+        yield
+
+
+def _cuda_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    head_dim = query.shape[-1]
+    is_flash = attn_mask is None and query.dtype in _HALF and head_dim <= _FLASH_MAX_HEAD_DIM
+    if is_flash and value.shape[-1] == head_dim:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        # the kernel takes a bias of the query's type: PyTorch makes one of the mask in every call
+        bias = torch.where(bias, 0.0, float("-inf")).to(query.dtype)
+    if bias is not None:
+        bias = bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    result = aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, query.requires_grad, dropout_p, is_causal, scale=scale
+    )
+    return result[0]
+
+
+def _cpu_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if dropout_p > 0:
+        return _REAL_ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.where(bias, 0.0, float("-inf")).to(query.dtype)
+    return aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
+    )[0]
+
+
+_REAL_ATTENTION: Any = functional.scaled_dot_product_attention
+
+
+def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not training or p == 0:
+        return input
+    return aten.native_dropout(input, p, True)[0]
