@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ _PORT_OPTIONS = (
     "node-manager-port",
     "object-manager-port",
 )
-_FAST_HEALTH_CHECKS = {
+FAST_HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -43,14 +44,20 @@ def token_environment(folder: Path) -> dict[str, str]:
 
 
 class RayRig:
-    """A head and more nodes. `environment` is added to that of every Ray process."""
+    """A head and more nodes. `environment` is added to that of every Ray process.
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    A lost node is noticed within seconds; `health_checks={}` leaves Ray its own patience, which suits nodes whose CPUs
+    are at work.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, health_checks: Mapping[str, str] = FAST_HEALTH_CHECKS
+    ) -> None:
         # unix socket names are limited to 107 bytes: a short path outside pytest's folders
         self.folder = Path(tempfile.mkdtemp(prefix="bf", dir="/tmp"))
         self.marker = uuid.uuid4().hex
         self.address = f"127.0.0.1:{free_port()}"
-        self._environment = os.environ | _FAST_HEALTH_CHECKS | (environment or {}) | {RIG_VARIABLE: self.marker}
+        self._environment = {**os.environ, **health_checks, **(environment or {}), RIG_VARIABLE: self.marker}
 
     def head(self, cpus: int) -> str:
         """Start the head; returns the node's marker."""
