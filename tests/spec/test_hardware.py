@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.contract.config import Precision
-from orchestrator.spec.hardware import DEVICES, lookup
+from orchestrator.spec.hardware import ACHIEVABLE_SHARE, BY_KEY, DEVICES, lookup
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,10 @@ from orchestrator.spec.hardware import DEVICES, lookup
         ("NVIDIA H200", "h200"),
         ("NVIDIA B200", "b200"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA L40", "l40"),
         ("h200", "h200"),
     ],
 )
@@ -54,3 +58,19 @@ def test_bfloat16_is_missing_where_the_hardware_lacks_it() -> None:
         "v100-16",
         "v100-32",
     }
+
+
+def test_usable_memory_is_a_little_below_the_nominal_size() -> None:
+    for device in DEVICES:
+        assert 0.90 < device.usable_memory_bytes / device.memory_bytes < 1.0, device.key
+
+
+def test_products_reach_a_share_of_the_peak_that_was_measured_or_a_stated_one() -> None:
+    assert BY_KEY["a100-80"].achievable_share == pytest.approx(0.869, abs=0.001)
+    assert BY_KEY["mi300x"].achievable_share == pytest.approx(0.511, abs=0.001)
+    assert BY_KEY["l40s"].achievable_share == ACHIEVABLE_SHARE
+
+
+def test_bfloat16_without_hardware_runs_at_the_rate_of_fp32() -> None:
+    assert BY_KEY["v100-32"].matmul_flops_per_s("bf16") == BY_KEY["v100-32"].matmul_flops_per_s("fp32") == 15.7e12
+    assert BY_KEY["v100-32"].matmul_flops_per_s("fp16") == 125e12
