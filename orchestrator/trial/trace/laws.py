@@ -1,5 +1,6 @@
 """From sizes at a few points to exact laws in micro-batch, sequence and rank."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -19,8 +20,8 @@ _EXPONENTS = {exponents: index for index, exponents in enumerate(MONOMIALS)}
 def laws_of(values: Sequence[Sequence[int]], points: Sequence[Point]) -> NDArray[np.float64]:
     """One law for each column of `values` (points x columns). Raises NoLaw with the first column that has none.
 
-    The points' coordinates are primes that divide none of the model's own sizes, so that the number of times that
-    each divides a size is its exponent. What is a sum, not a product, is fitted over all points.
+    The greatest prime factor of each coordinate divides none of the model's own sizes, so that the number of times
+    that it divides a size is the coordinate's exponent. What is a sum, not a product, is fitted over all points.
     """
     table = np.array(values, dtype=np.float64)
     matrix = np.array([point.monomials() for point in points])
@@ -29,7 +30,7 @@ def laws_of(values: Sequence[Sequence[int]], points: Sequence[Point]) -> NDArray
     for number in range(columns.shape[1]):
         column = columns[:, number]
         law = _product(int(column[0]), points[0])
-        if law is None or not np.array_equal(matrix @ law, column):
+        if law is None or not np.array_equal(np.rint(matrix @ law), column):
             law = _sum(matrix, column)
         if law is None:
             raise NoLaw(f"no law explains the sizes {column.astype(int).tolist()} at {list(points)}")
@@ -39,18 +40,32 @@ def laws_of(values: Sequence[Sequence[int]], points: Sequence[Point]) -> NDArray
 
 def _product(value: int, point: Point) -> NDArray[np.float64] | None:
     exponents = []
-    for prime in (point.micro_batch, point.sequence_tokens, point.lora_rank):
-        times = 0
+    coefficient = float(value)
+    for coordinate in (point.micro_batch, point.sequence_tokens, point.lora_rank):
+        times, prime = 0, greatest_prime_factor(coordinate)
         while prime > 1 and value and value % prime == 0:
             value //= prime
+            coefficient /= coordinate
             times += 1
         exponents.append(times)
     index = _EXPONENTS.get((exponents[0], exponents[1], exponents[2]))
     if index is None:
         return None
     law = np.zeros(len(MONOMIALS))
-    law[index] = value
+    law[index] = coefficient
     return law
+
+
+@functools.cache
+def greatest_prime_factor(number: int) -> int:
+    """Of a number of at least 1; of 0, it is 0."""
+    factor = 2
+    while factor * factor <= number:
+        if number % factor == 0:
+            number //= factor
+        else:
+            factor += 1
+    return number
 
 
 def _sum(matrix: NDArray[np.float64], column: NDArray[np.float64]) -> NDArray[np.float64] | None:

@@ -1,8 +1,8 @@
 """Traces a structure at a few points and puts them together as a profile."""
 
+import itertools
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,11 @@ from orchestrator.trial.unusable import Unusable
 
 LIBRARIES = ("torch", "transformers", "peft")
 _BITS_PER_BYTE = 8
-_SMALLEST_BATCH, _SMALLEST_SEQUENCE, _SMALLEST_RANK = 101, 1009, 211
+_SMALLEST_BATCH, _SMALLEST_RANK = 101, 211
+_SEQUENCE_MULTIPLE = 32
+"""Kernels round the sequence up to it, and take other ways where it is no multiple of 8: real ones mostly are."""
+_SMALLEST_SEQUENCE_FACTOR, _FEW_POSITIONS_FACTOR = 31, 11
+_FEW_POSITIONS = _SEQUENCE_MULTIPLE * 53
 _LOGITS_MOST_BYTES = 16
 """Of one logit in all forms that one storage can hold."""
 
@@ -30,36 +34,52 @@ def make_profile(request: TraceRequest) -> Profile:
     if points[0].lora_rank != _SMALLEST_RANK and request.has_rank and request.adapter is not None:
         model = build(request, points[0].lora_rank)
         weights = weights_of(model)
-    recordings = [record_step(model, weights, request, point) for point in points[:2]]
+    recordings = [_record(model, weights, request, point) for point in points[:2]]
     other = weights
-    for point in points[2:]:
-        if point.lora_rank != points[0].lora_rank:
-            model = build(request, point.lora_rank)
-            other = weights_of(model)
-        recordings.append(record_step(model, other, request, point))
+    if points[-1].lora_rank != points[0].lora_rank:
+        model = build(request, points[-1].lora_rank)
+        other = weights_of(model)
+    recordings += [_record(model, other, request, point) for point in points[2:]]
     return _assemble(request, model, (weights, other), points, recordings)
 
 
+def _record(model: nn.Module, weights: Weights, request: TraceRequest, point: Point) -> Recording:
+    try:
+        return record_step(model, weights, request, point)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise Unusable("model", f"its code does not run on tensors without data: {lines[0]}") from error
+
+
 def _points(request: TraceRequest, model: nn.Module, weights: Weights) -> list[Point]:
-    """Four points of primes that divide no size of the model, so that sizes show where they come from."""
+    """Four points whose coordinates have primes that divide no size of the model: sizes show where they come from."""
     sizes = {size for parameter in weights.parameters for size in parameter.shape}
     batches = _primes(_SMALLEST_BATCH, sizes)
-    lengths = _primes(_beyond(request, model), sizes)
+    lengths = _lengths(request, model, sizes)
     ranks = _primes(_SMALLEST_RANK, sizes)
     chosen = [next(ranks), next(ranks)] if request.adapter is not None and request.has_rank else [0, 0]
     points = [(next(batches), next(lengths)) for _ in range(4)]
     return [Point(batch, length, chosen[number // 2]) for number, (batch, length) in enumerate(points)]
 
 
-def _beyond(request: TraceRequest, model: nn.Module) -> int:
-    if not request.beyond_window:
-        return _SMALLEST_SEQUENCE
+def _lengths(request: TraceRequest, model: nn.Module, sizes: set[int]) -> Iterator[int]:
+    """Sequences of a multiple of 32 and a prime: within the model's positions, and beyond its window if asked."""
     config = model.config.get_text_config().to_dict()  # type: ignore[operator, union-attr]
-    return int(config.get("sliding_window") or config.get("attention_chunk_size") or 0) + _SMALLEST_SEQUENCE
+    smallest, largest = _SMALLEST_SEQUENCE_FACTOR, None
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _FEW_POSITIONS)
+    if positions < _FEW_POSITIONS:
+        smallest, largest = _FEW_POSITIONS_FACTOR, positions // _SEQUENCE_MULTIPLE
+    if request.beyond_window:
+        window = int(config.get("sliding_window") or config.get("attention_chunk_size") or 0)
+        smallest += window // _SEQUENCE_MULTIPLE
+    primes = _primes(smallest, sizes)
+    if largest is not None:
+        primes = itertools.cycle(list(itertools.takewhile(lambda prime: prime <= largest, primes)))
+    return (_SEQUENCE_MULTIPLE * prime for prime in primes)
 
 
 def _primes(smallest: int, sizes: set[int]) -> Iterator[int]:
-    for number in count(smallest):
+    for number in itertools.count(smallest):
         is_prime = all(number % divisor for divisor in range(2, int(number**0.5) + 1))
         if is_prime and all(size % number for size in sizes):
             yield number

@@ -98,7 +98,10 @@ def _run(recorder: Recorder, model: nn.Module, request: TraceRequest, point: Poi
         if not request.keeps_outputs:
             outputs = None
         recorder.enter(StepPhase.BACKWARD)
-        loss.backward()
+        # a checkpoint's recomputation runs under the forward pass's autocast, with a cache that ends with its layer
+        with autocast(request.autocast, has_cache=False):
+            # not `loss.backward()`, inside which modes of functions are off
+            torch.autograd.backward([loss])
         del outputs, loss, inputs
 
 
