@@ -39,15 +39,18 @@ class LossPath(StrEnum):
     """How logits become a loss. `transformers` is what the installed version does, the others what named code did.
 
     `transformers_4_45`: logits made float32 in the model, then shifted by a copy. `transformers_4_48`: half-precision
-    logits kept in the output, then made float32 and shifted by a copy. The `inplace_` forms write the gradient over the
+    logits kept in the output, then made float32 and shifted by a copy. The `_uncast` forms never make them float32, as
+    GPT-2, BLOOM, GPT-NeoX, OPT, Falcon and their like did before 4.50. The `inplace_` forms write the gradient over the
     shifted copy. `fused_linear`: head and loss by chunks of rows, as Liger does; logits are never whole.
     """
 
     TRANSFORMERS = "transformers"
     TRANSFORMERS_4_45 = "transformers_4_45"
     TRANSFORMERS_4_48 = "transformers_4_48"
+    TRANSFORMERS_UNCAST = "transformers_uncast"
     INPLACE_4_45 = "inplace_4_45"
     INPLACE_4_48 = "inplace_4_48"
+    INPLACE_UNCAST = "inplace_uncast"
     FUSED_LINEAR = "fused_linear"
 
 

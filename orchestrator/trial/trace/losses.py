@@ -24,20 +24,35 @@ def install_loss(model: nn.Module, loss: LossPath) -> None:
     if loss in (LossPath.TRANSFORMERS_4_45, LossPath.INPLACE_4_45):
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_hook(lambda module, args, output: output.float())
-    in_place = loss in (LossPath.INPLACE_4_45, LossPath.INPLACE_4_48)
-    model.loss_function = _shifted_in_place if in_place else _shifted  # type: ignore[assignment]
+    model.loss_function = _SHIFTED[loss]  # type: ignore[assignment]
 
 
 def _shifted(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **rest: Any) -> torch.Tensor:
-    logits = logits.float()
+    return _shifted_uncast(logits.float(), labels, vocab_size)
+
+
+def _shifted_uncast(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **rest: Any) -> torch.Tensor:
     kept = logits[..., :-1, :].contiguous().view(-1, vocab_size)
     return functional.cross_entropy(kept, labels[..., 1:].contiguous().view(-1))
 
 
 def _shifted_in_place(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **rest: Any) -> torch.Tensor:
-    logits = logits.float()
+    return _uncast_in_place(logits.float(), labels, vocab_size)
+
+
+def _uncast_in_place(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **rest: Any) -> torch.Tensor:
     kept = logits[..., :-1, :].contiguous().view(-1, vocab_size)
     return _InPlace.apply(kept, labels[..., 1:].contiguous().view(-1))
+
+
+_SHIFTED: dict[LossPath, _Loss] = {
+    LossPath.TRANSFORMERS_4_45: _shifted,
+    LossPath.TRANSFORMERS_4_48: _shifted,
+    LossPath.TRANSFORMERS_UNCAST: _shifted_uncast,
+    LossPath.INPLACE_4_45: _shifted_in_place,
+    LossPath.INPLACE_4_48: _shifted_in_place,
+    LossPath.INPLACE_UNCAST: _uncast_in_place,
+}
 
 
 class _InPlace(torch.autograd.Function):
