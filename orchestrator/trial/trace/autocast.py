@@ -29,22 +29,21 @@ _FLOAT32 = frozenset(
 
 
 @contextmanager
-def autocast(dtype: Dtype | None, has_cache: bool = True) -> Iterator[None]:
+def autocast(dtype: Dtype | None) -> Iterator[None]:
     """While active, matrix products run in `dtype` and sensitive functions in float32; None: as written."""
     if dtype is None:
         yield
         return
-    with _Autocast(DTYPES[dtype], has_cache):
+    with _Autocast(DTYPES[dtype]):
         yield
 
 
 class _Autocast(TorchFunctionMode):
     """Casts arguments by function. A weight that is trained is cast once in a forward pass, as the cache does."""
 
-    def __init__(self, dtype: torch.dtype, has_cache: bool) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
-        self._has_cache = has_cache
         self._cache: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
@@ -60,7 +59,7 @@ class _Autocast(TorchFunctionMode):
     def _lower(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype == self._dtype:
             return value
-        if not (self._has_cache and value.is_leaf and value.requires_grad and value.dtype == torch.float32):
+        if not (value.is_leaf and value.requires_grad and value.dtype == torch.float32):
             return value.to(self._dtype)
         if id(value) not in self._cache:
             self._cache[id(value)] = value.to(self._dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.contract.profile import LossPath, Mark, Place, Point, StepPhase, TraceRequest
+from orchestrator.contract.profile import Dtype, LossPath, Mark, Place, Point, StepPhase, TraceRequest
 from orchestrator.trial.trace.autocast import autocast
 from orchestrator.trial.trace.kernels import device_kernels
 from orchestrator.trial.trace.losses import fused_linear_loss
@@ -64,7 +64,7 @@ def record_step(model: nn.Module, weights: Weights, request: TraceRequest, point
     with ExitStack() as stack:
         stack.enter_context(no_garbage_collection())
         stack.enter_context(device_kernels(request))
-        stack.enter_context(_marks(recorder, model, weights))
+        stack.enter_context(_marks(recorder, model, weights, request.autocast))
         stack.enter_context(recorder)
         _run(recorder, model, request, point)
         for parameter in weights.parameters:
@@ -98,10 +98,7 @@ def _run(recorder: Recorder, model: nn.Module, request: TraceRequest, point: Poi
         if not request.keeps_outputs:
             outputs = None
         recorder.enter(StepPhase.BACKWARD)
-        # a checkpoint's recomputation runs under the forward pass's autocast, with a cache that ends with its layer
-        with autocast(request.autocast, has_cache=False):
-            # not `loss.backward()`, inside which modes of functions are off
-            torch.autograd.backward([loss])
+        loss.backward()
         del outputs, loss, inputs
 
 
@@ -111,13 +108,18 @@ def _fused(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 @contextmanager
-def _marks(recorder: Recorder, model: nn.Module, weights: Weights) -> Iterator[None]:
+def _marks(recorder: Recorder, model: nn.Module, weights: Weights, lower: Dtype | None) -> Iterator[None]:
     """Marks of modules and gradients, and the depth of running modules, while active."""
     hooks: list[Any] = []
     indices = {id(module): index for index, (_, module, _) in enumerate(weights.modules)}
     last_backward: list[int] = []
 
+    recomputation = ExitStack()
+
     def before(module: nn.Module, args: Any) -> None:
+        if recorder.phase is StepPhase.BACKWARD and recorder.module_depth == 0:
+            # modes of functions are off in the backward pass, but a checkpoint computes under the forward's autocast
+            recomputation.enter_context(autocast(lower))
         recorder.module_depth += 1
         index = indices.get(id(module))
         if index is not None:
@@ -125,6 +127,8 @@ def _marks(recorder: Recorder, model: nn.Module, weights: Weights) -> Iterator[N
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         recorder.module_depth -= 1
+        if recorder.module_depth == 0:
+            recomputation.close()
         index = indices.get(id(module))
         if index is None:
             return
