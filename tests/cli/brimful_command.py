@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "orchestrator.cli"]
+COMMAND = (sys.executable, "-m", "orchestrator.cli")
+STUB_COMMAND = (sys.executable, str(Path(__file__).with_name("stub_brimful.py")))
 DEADLINE_S = 240.0
 SPEC = """\
 version: 1
@@ -34,9 +35,13 @@ budget: {{trials: 8}}
 
 @dataclass(frozen=True)
 class Workplace:
-    """A folder with specs and a home, kept apart from the user's own."""
+    """A folder with specs and a home, kept apart from the user's own.
+
+    With `behaviour` no rank trains: each does what `pools.stub_template` does under that name.
+    """
 
     folder: Path
+    behaviour: str | None = None
 
     def spec(self, name: str, limit: str = "512MiB", steps: int = 2, dropout: float = 0.0, ranks: str = "[2]") -> Path:
         """A spec of this name; `steps` are measured in each trial."""
@@ -46,12 +51,17 @@ class Workplace:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "BRIMFUL_HOME": str(self.folder / "home"), "COLUMNS": "120"}
+        stub = {"DS_STUB_BEHAVES": self.behaviour} if self.behaviour is not None else {}
+        return {**os.environ, "BRIMFUL_HOME": str(self.folder / "home"), "COLUMNS": "120", **stub}
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return COMMAND if self.behaviour is None else STUB_COMMAND
 
     def run(self, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
         """The finished command."""
         return subprocess.run(
-            [*COMMAND, *map(str, arguments)],
+            [*self.command, *map(str, arguments)],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -64,7 +74,7 @@ class Workplace:
     def start(self, *arguments: str | Path) -> "subprocess.Popen[str]":
         """The running command."""
         return subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
+            [*self.command, *map(str, arguments)],
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,

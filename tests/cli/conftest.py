@@ -12,6 +12,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 
 @pytest.fixture(scope="session")
+def endless(place: Workplace, tests_importable: None) -> Workplace:
+    """The same workplace, with trials that go on until they are cancelled."""
+    return Workplace(place.folder, behaviour="sleep:600")
+
+
+@pytest.fixture(scope="session")
+def starved(place: Workplace, tests_importable: None) -> Workplace:
+    """The same workplace, with trials that run out of memory at once."""
+    return Workplace(place.folder, behaviour="oom")
+
+
+@pytest.fixture(scope="session")
 def finished(place: Workplace) -> str:
     """The name of a sweep that ran to its end without Ray and MLflow."""
     run = place.run("run", place.spec("whole"), "--pool", "local", "--no-tracking", "--json")

@@ -30,37 +30,35 @@ def test_every_trial_fails_alike(place: Workplace) -> None:
     assert document["done"] < document["total"]
 
 
-@pytest.mark.trains
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_stop_cleanly_and_resume_goes_on(place: Workplace, number: signal.Signals, code: int) -> None:
+def test_signals_stop_cleanly_and_resume_goes_on(endless: Workplace, number: signal.Signals, code: int) -> None:
     name = f"signal-{code}"
-    process = place.start("run", place.spec(name, steps=100_000), *LOCAL)
-    await_true(lambda: place.trains(name), process)
+    process = endless.start("run", endless.spec(name), *LOCAL)
+    await_true(lambda: endless.trains(name), process)
     exit_code, _, stderr = end(process, number)
     assert exit_code == code, stderr
-    row = place.json("status", name)
+    row = endless.json("status", name)
     assert isinstance(row, dict)
     assert (row["state"], row["running"]) == ("stopped", 0)
 
 
-@pytest.mark.trains
-def test_stop_and_resume(place: Workplace) -> None:
-    process = place.start("run", place.spec("halted", steps=100_000), *LOCAL)
-    await_true(lambda: place.trains("halted"), process)
-    locked = place.run("run", place.spec("halted", steps=100_000), *LOCAL)
+def test_stop_and_resume(endless: Workplace) -> None:
+    process = endless.start("run", endless.spec("halted"), *LOCAL)
+    await_true(lambda: endless.trains("halted"), process)
+    locked = endless.run("run", endless.spec("halted"), *LOCAL)
     assert locked.returncode == 2
     assert f"process {process.pid}" in locked.stderr
-    stopped = place.run("stop", "halted")
+    stopped = endless.run("stop", "halted")
     assert stopped.returncode == 0, stopped.stderr
     exit_code, stdout, _ = end(process)
     assert exit_code == 4
     assert "brimful resume halted" in stdout
-    resumed = place.start("resume", "halted")
-    await_true(lambda: place.trains("halted", attempt=2), resumed)
-    rows = place.json("trials", "halted")
+    resumed = endless.start("resume", "halted")
+    await_true(lambda: endless.trains("halted", attempt=2), resumed)
+    rows = endless.json("trials", "halted")
     assert isinstance(rows, list)
     assert max(row["attempt"] for row in rows) == 2
-    assert place.run("stop", "halted").returncode == 0
+    assert endless.run("stop", "halted").returncode == 0
     assert end(resumed)[0] == 4
 
 

@@ -107,19 +107,19 @@ def test_logs_of_a_trial(place: Workplace, finished: str) -> None:
     assert place.run("logs", finished, "17").returncode == 2
 
 
-def test_new_archives_the_old_sweep_and_delete_says_what_it_frees(place: Workplace) -> None:
-    spec = place.spec("again")
+def test_new_archives_the_old_sweep_and_delete_says_what_it_frees(starved: Workplace) -> None:
+    spec = starved.spec("again")
     arguments = ("--pool", "local", "--no-tracking", "--quiet")
-    assert place.run("run", spec, "--trials", "1", *arguments).returncode == 0
-    assert place.run("run", spec, "--trials", "1", "--new", *arguments).returncode == 0
-    assert place.json("trials", "again.1") != place.json("trials", "again")
-    refused = place.run("delete", "again.1")
+    assert starved.run("run", spec, "--trials", "1", *arguments).returncode == 3
+    assert starved.run("run", spec, "--trials", "1", "--new", *arguments).returncode == 3
+    assert starved.json("trials", "again.1") != starved.json("trials", "again")
+    refused = starved.run("delete", "again.1")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    document = place.json("delete", "again.1", "--yes")
+    document = starved.json("delete", "again.1", "--yes")
     assert isinstance(document, dict)
     assert document["freed_bytes"] > 1000
-    assert place.run("status", "again.1").returncode == 2
+    assert starved.run("status", "again.1").returncode == 2
 
 
 def test_a_sweep_whose_rows_are_gone_prepares_them_again(place: Workplace, finished: str) -> None:

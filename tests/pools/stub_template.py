@@ -1,6 +1,7 @@
 """A template without training libraries: it speaks the line protocol and its ranks do what `behave.json` says.
 
-`behave.json` in the attempt's folder maps a rank (as text) to a behaviour; the others are `ok`.
+`behave.json` in the attempt's folder maps a rank (as text) to a behaviour; the others do as DS_STUB_BEHAVES says, else
+`ok`.
 """
 
 import ctypes
@@ -54,8 +55,8 @@ class Rank:
         self.request = request
         self.files = AttemptFiles(Path(request.directory))
 
-    def event(self, phase: Phase, step: int | None = None) -> None:
-        event = Event(event="phase", time_s=time.time(), rank=self.request.rank, phase=phase, step=step)
+    def event(self, phase: Phase, step: int | None = None, name: str = "phase") -> None:
+        event = Event(event=name, time_s=time.time(), rank=self.request.rank, phase=phase, step=step)
         with self.files.events.open("a") as file:
             file.write(event.model_dump_json() + "\n")
 
@@ -87,7 +88,7 @@ class Rank:
     def run(self, behaviour: str) -> int:
         self.event(Phase.LOAD)
         peers = self.meet()
-        self.event(Phase.FORWARD, step=0)
+        self.event(Phase.FORWARD, step=0, name="first_step")
         match behaviour.split(":"):
             case ["ok"]:
                 self.report(ok())
@@ -155,7 +156,7 @@ def rank_process(request: RankRequest) -> int:
         os.environ[ATTEMPT_VARIABLE] = request.token
         path = Path(request.directory, "behave.json")
         behaviours = json.loads(path.read_text()) if path.exists() else {}
-        status = Rank(request).run(behaviours.get(str(request.rank), "ok"))
+        status = Rank(request).run(behaviours.get(str(request.rank), os.environ.get("DS_STUB_BEHAVES", "ok")))
     finally:
         sys.stdout.flush()
         os._exit(status)
