@@ -265,6 +265,7 @@ class _Allocator:
         start = pool.allocate(size, self._capacity - small.reserved - large.reserved)
         if start is None:
             self.retries += 1
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
             self.released_segments += self.release()
             start = pool.allocate(size, self._capacity - small.reserved - large.reserved)
             if start is None:

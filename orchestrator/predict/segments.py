@@ -219,7 +219,8 @@ class ExpandableSegments:
     def _grow(self, size: int, room: float) -> tuple[int, int] | None:
         """Map pages at the lowest address where `size` fits (`find_expandable_block`, `map_block`).
 
-        Returns the free block's (start, size), which is taken out of the free blocks.
+        Returns the free block's (start, size), which is taken out of the free blocks. Holes that were filled before
+        there was no more room stay filled.
         """
         for hole in (*sorted(self._holes), self._end):
             start = self._free.starting_before(hole)
@@ -235,9 +236,10 @@ class ExpandableSegments:
             mapped = min(wanted, self._holes.get(position, wanted))
             pages.append((position, mapped))
             position += mapped
-        if sum(mapped for _, mapped in pages) > room:
-            return None
         for page, mapped in pages:
+            if mapped > room:
+                return None
+            room -= mapped
             self._map(page, mapped)
         return self._free.take(self._free.index_of(start))
 

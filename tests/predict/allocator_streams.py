@@ -1,5 +1,7 @@
 """Streams of storages of a training step, written by hand: Llama-3-8B, every layer recomputed, logits kept whole."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from orchestrator.predict.allocator import Workload
@@ -115,3 +117,46 @@ def _loss(stream: Stream, tokens: int, hidden: list[int]) -> list[int]:
     gradient = stream.born(tokens * HIDDEN * 2)
     stream.die([*as_half, *normed, *hidden])
     return gradient
+
+
+def scenarios() -> dict[str, tuple[Workload, int | None]]:
+    """Workloads and capacities, by name, whose outcome is recorded in `allocator_recorded`."""
+    bases = {f"random {seed}": _random_workload(seed) for seed in range(40)}
+    for sequences in (1, 2):
+        bases[f"full {sequences}"] = training_step(sequences, LAYER_BYTES, layers=3, trains_head=True)
+        bases[f"lora {sequences}"] = training_step(sequences, [4 * 16 * 2 * HIDDEN] * 4, layers=6)
+    named: dict[str, tuple[Workload, int | None]] = {}
+    for name, base in bases.items():
+        for kind in ("fixed", "expandable"):
+            workload = replace(base, expandable_segments=kind == "expandable")
+            named[f"{name} {kind}"] = workload, None
+            for percent in (99, 104, 112, 130):
+                named[f"{name} {kind} {percent} %"] = workload, base.peak_allocated_bytes * percent // 100
+    return named
+
+
+def _random_workload(seed: int) -> Workload:
+    """The same on every machine: the numbers come from a linear congruential generator (Knuth's MMIX)."""
+    state = seed
+
+    def below(limit: int) -> int:
+        nonlocal state
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        return (state >> 33) % limit
+
+    mib = 1 << 20
+    sizes_bytes = [1 + below((mib, 10 * mib, 64 * mib, 200 * mib)[below(4)]) for _ in range(6)]
+    stream = Stream()
+    alive: list[int] = []
+    for _ in range(80):
+        if below(100) < 53 or not alive:
+            alive += stream.born(sizes_bytes[below(6)] if below(5) else 1 + below(64 * mib))
+        else:
+            stream.die([alive.pop(below(len(alive)))])
+    return Workload(
+        events=np.array(stream.events, dtype=np.int32),
+        sizes_bytes=np.array(stream.sizes_bytes, dtype=np.int64),
+        resident_bytes=[1 + below(50 * mib) for _ in range(below(4))],
+        steps=1 + below(3),
+        empties_cache=below(3) == 0,
+    )
