@@ -11,17 +11,18 @@ from orchestrator.contract.config import (
 )
 from orchestrator.contract.facts import Facts
 from orchestrator.space.knobs import Point
+from orchestrator.spec.catalog import weightless
 from orchestrator.spec.sweep import ModelSection, SweepSpec
 
 
 def model_source(section: ModelSection) -> ModelSource:
     """The model as the trial plane reads it. Unset weights: random for a bare config (also a config.json), else
-    pretrained."""
+    pretrained. A well-known id with random weights becomes its built-in config, so that no network is needed."""
     weights = section.weights
     if weights is None:
         is_bare = section.config is not None or (section.path or "").endswith(".json")
         weights = "random" if is_bare else "pretrained"
-    return ModelSource(
+    source = ModelSource(
         config=section.config,
         path=section.path,
         id=section.id,
@@ -29,6 +30,7 @@ def model_source(section: ModelSection) -> ModelSource:
         weights=weights,
         trust_remote_code=section.trust_remote_code,
     )
+    return weightless(source) if weights == "random" else source
 
 
 class TrialBuilder:

@@ -36,3 +36,14 @@ def test_targets_are_collected_from_everywhere() -> None:
 )
 def test_unset_weights_follow_from_the_source(section: dict[str, object], weights: str) -> None:
     assert model_source(ModelSection.model_validate(section)).weights == weights
+
+
+def test_a_known_model_without_weights_needs_no_hub() -> None:
+    source = model_source(ModelSection.model_validate({"id": "Qwen/Qwen2.5-0.5B", "weights": "random"}))
+    assert source.id is None
+    assert source.config is not None
+    assert source.config["model_type"] == "qwen2"
+
+
+def test_pretrained_weights_come_from_the_hub() -> None:
+    assert model_source(ModelSection.model_validate({"id": "Qwen/Qwen2.5-0.5B"})).id == "Qwen/Qwen2.5-0.5B"
