@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check clean
+.PHONY: quickstart test test-slow check clean
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): PyTorch, Ray, MLflow and the rest, a few minutes once"
@@ -16,6 +16,9 @@ quickstart: $(READY)  ## Find the fastest configuration that fits, on this machi
 
 test: $(READY)  ## All tests; those that need a Debian package say its name and are skipped without it
 	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## The tests that `make test` leaves out since they take minutes
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY)  ## Format, lint, strict types, import layers, tests
 	$(BIN)/ruff format --check .

@@ -62,17 +62,16 @@ def test_stop_and_resume(endless: Workplace) -> None:
     assert end(resumed)[0] == 4
 
 
-@pytest.mark.trains
-def test_a_killed_driver_is_told_and_its_trial_runs_again(place: Workplace) -> None:
-    process = place.start("run", place.spec("killed", steps=100_000), *LOCAL)
-    await_true(lambda: place.trains("killed"), process)
+def test_a_killed_driver_is_told_and_its_trial_runs_again(endless: Workplace) -> None:
+    process = endless.start("run", endless.spec("killed"), *LOCAL)
+    await_true(lambda: endless.trains("killed"), process)
     end(process, signal.SIGKILL)
-    row = place.json("status", "killed")
+    row = endless.json("status", "killed")
     assert isinstance(row, dict)
     assert row["state"] == "interrupted"
-    again = place.start("run", place.spec("killed", steps=100_000), *LOCAL)
-    await_true(lambda: place.trains("killed", attempt=2), again)
-    assert place.run("stop", "killed").returncode == 0
+    again = endless.start("run", endless.spec("killed"), *LOCAL)
+    await_true(lambda: endless.trains("killed", attempt=2), again)
+    assert endless.run("stop", "killed").returncode == 0
     assert end(again)[0] == 4
 
 

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.backends import ray_connect
 from orchestrator.backends.ray_pool import RayPool
 from orchestrator.contract.errors import ClusterUnreachableError, UnplaceableError
 from orchestrator.contract.outcome import Infra, LostNode, Ok, OomHost
@@ -156,16 +156,17 @@ def test_a_folder_that_a_node_does_not_see_is_named(pool: RayPool, home: Home) -
     assert "home folder" in outcome.cause
 
 
-def test_an_unreachable_address_is_refused_within_seconds(ray_token: None) -> None:
+def test_an_unreachable_address_is_refused_within_seconds(ray_token: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connect, "PROBE_DEADLINE_S", 3.0)
     with pytest.raises(ClusterUnreachableError, match=r"cannot be reached \(Connection refused\); check the address"):
         RayPool(f"127.0.0.1:{free_port()}")
     with pytest.raises(ClusterUnreachableError, match="write it as host:port"):
         RayPool("ray://somewhere:10001")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        begin_s = time.monotonic()
-        with pytest.raises(ClusterUnreachableError, match="does not answer as a Ray cluster"):
-            RayPool(f"127.0.0.1:{silent.getsockname()[1]}")
-        assert time.monotonic() - begin_s < 60.0
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(ClusterUnreachableError, match="does not answer as a Ray cluster"),
+    ):
+        RayPool(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 def test_a_wrong_token_is_refused_with_the_mend(rig: RayRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

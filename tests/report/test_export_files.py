@@ -126,58 +126,59 @@ def rows(tmp_path: Path) -> Path:
 
 ROUND_TRIP = """
 import json, sys
-folder = sys.argv[1]
 from transformers import TrainingArguments
 from deepspeed.runtime.config import DeepSpeedConfig
-read = lambda name: json.load(open(folder + "/" + name))
-arguments = TrainingArguments(**{**read("training_arguments.json"), "deepspeed": folder + "/ds_config.json"})
-found = {
-    "micro_batch": arguments.per_device_train_batch_size,
-    "checkpointing": arguments.gradient_checkpointing,
-    "reentrant": (arguments.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
-    "world": arguments.world_size,
-}
-arguments.hf_deepspeed_config.trainer_config_process(arguments)
-raw = read("ds_config.json")
-raw["train_batch_size"] = raw["train_micro_batch_size_per_gpu"] * raw["gradient_accumulation_steps"]
-config = DeepSpeedConfig(raw)
-found["zero_stage"] = config.zero_config.stage
-found["offload"] = config.zero_config.offload_optimizer is not None and config.zero_config.offload_optimizer.device
-found["bucket"] = config.zero_config.reduce_bucket_size
-found["bf16"] = config.bfloat16_config.enabled
-try:
-    from peft import LoraConfig
-    lora = LoraConfig.from_pretrained(folder)
-    found["lora"] = [lora.r, lora.lora_alpha, sorted(lora.target_modules), lora.task_type]
-except (OSError, ValueError):
-    found["lora"] = None
-print(json.dumps(found))
+for folder in sys.argv[1:]:
+    read = lambda name: json.load(open(folder + "/" + name))
+    arguments = TrainingArguments(**{**read("training_arguments.json"), "deepspeed": folder + "/ds_config.json"})
+    found = {
+        "micro_batch": arguments.per_device_train_batch_size,
+        "checkpointing": arguments.gradient_checkpointing,
+        "reentrant": (arguments.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
+        "world": arguments.world_size,
+    }
+    arguments.hf_deepspeed_config.trainer_config_process(arguments)
+    raw = read("ds_config.json")
+    raw["train_batch_size"] = raw["train_micro_batch_size_per_gpu"] * raw["gradient_accumulation_steps"]
+    config = DeepSpeedConfig(raw)
+    found["zero_stage"] = config.zero_config.stage
+    found["offload"] = config.zero_config.offload_optimizer is not None and config.zero_config.offload_optimizer.device
+    found["bucket"] = config.zero_config.reduce_bucket_size
+    found["bf16"] = config.bfloat16_config.enabled
+    try:
+        from peft import LoraConfig
+        lora = LoraConfig.from_pretrained(folder)
+        found["lora"] = [lora.r, lora.lora_alpha, sorted(lora.target_modules), lora.task_type]
+    except (OSError, ValueError):
+        found["lora"] = None
+    print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_each_file_is_read_by_its_own_library(shape: str, rows: Path, tmp_path: Path) -> None:
-    write_export(exported(str(rows), **SHAPES[shape]), tmp_path / "out")
+def test_each_file_is_read_by_its_own_library(rows: Path, tmp_path: Path) -> None:
+    folders = {shape: tmp_path / shape for shape in SHAPES}
+    for shape, folder in folders.items():
+        write_export(exported(str(rows), **SHAPES[shape]), folder)
     run = subprocess.run(
-        [sys.executable, "-c", ROUND_TRIP, str(tmp_path / "out")],
+        [sys.executable, "-c", ROUND_TRIP, *map(str, folders.values())],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    is_lora = shape == "lora"
-    assert found == {
-        "micro_batch": 2,
-        "checkpointing": True,
-        "reentrant": False,
-        "world": 1,
-        "zero_stage": 3 if is_lora else 0,
-        "offload": "cpu" if is_lora else False,
-        "bucket": 500_000 if is_lora else 500_000_000,
-        "bf16": is_lora,
-        "lora": [8, 16, ["q_proj", "v_proj"], "CAUSAL_LM"] if is_lora else None,
+    documents = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"micro_batch"')]
+    shared = {"micro_batch": 2, "checkpointing": True, "reentrant": False, "world": 1}
+    assert dict(zip(folders, documents, strict=True)) == {
+        "full": shared | {"zero_stage": 0, "offload": False, "bucket": 500_000_000, "bf16": False, "lora": None},
+        "lora": shared
+        | {
+            "zero_stage": 3,
+            "offload": "cpu",
+            "bucket": 500_000,
+            "bf16": True,
+            "lora": [8, 16, ["q_proj", "v_proj"], "CAUSAL_LM"],
+        },
     }
 
 

@@ -55,7 +55,7 @@ def test_a_trial_runs_alone_without_the_control_plane(
 
 
 @pytest.mark.trains
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_two_ranks_run_under_torchrun(
     blocked_environment: dict[str, str], data: Path, tmp_path: Path, zero_stage: int
 ) -> None:
@@ -97,6 +97,7 @@ def test_a_folder_without_a_trial_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.trains
+@pytest.mark.slow
 def test_an_invalid_trial_fails_with_its_reason(data: Path, tmp_path: Path) -> None:
     train = {"global_batch": 3, "learning_rate": 1e-3}
     files = write_trial(tmp_path, trial_config(data, FULL, train=train))
