@@ -1,14 +1,17 @@
 """Runs traces in processes of their own, and keeps each profile by its content."""
 
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock
+from pydantic import JsonValue
 
 from orchestrator.contract.config import content_hash
 from orchestrator.contract.errors import PreflightError
@@ -23,7 +26,7 @@ from orchestrator.contract.profile import (
     read_profile,
 )
 
-LIBRARIES = ("torch", "transformers", "peft", "brimful")
+LIBRARIES = ("torch", "transformers", "peft")
 """Whose versions decide whether an earlier trace still holds."""
 _LOG_FILE = "trace.log"
 _BATCH = 8
@@ -73,7 +76,16 @@ def request_key(request: TraceRequest) -> str:
     if path is not None:
         config = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         content["file"] = config.read_text(errors="replace") if config.is_file() else None
-    return content_hash({"request": content, "versions": {name: version(name) for name in LIBRARIES}})
+    versions: JsonValue = {name: version(name) for name in LIBRARIES}
+    return content_hash({"request": content, "versions": versions, "code": _code_digest()})
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the tracer's own source, so that a profile never outlives a change of it."""
+    root = Path(__file__).resolve().parent.parent
+    files = [*sorted((root / "trial" / "trace").glob("*.py")), root / "contract" / "profile.py"]
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _is_done(folder: Path) -> bool:

@@ -1,0 +1,47 @@
+"""What a training process takes beside its tensors: on the device outside of the allocator, and on its host."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.contract.units import GIB, MIB
+from orchestrator.predict.job import Job
+from orchestrator.predict.terms import Terms
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Bytes of one rank. `communicator_bytes` counts once for each group of ranks that a run makes."""
+
+    context_bytes: int
+    communicator_bytes: int
+    workspace_bytes: int
+    process_bytes: int
+
+    def device_terms(self, job: Job) -> Terms:
+        """Outside of the allocator."""
+        communicators = self.communicator_bytes if job.world_size > 1 else 0
+        terms = {"context": self.context_bytes, "communicator": communicators}
+        return {name: size_bytes for name, size_bytes in terms.items() if size_bytes}
+
+
+CUDA = Overhead(
+    context_bytes=GIB // 2,
+    communicator_bytes=GIB,
+    workspace_bytes=2 * (8 * MIB + 128 * 1024),
+    process_bytes=3 * GIB,
+)
+"""Context: 0.47 GiB with lazy loading on an A100, torch 2.1 (stas00/ml-engineering, debug/memory); drivers, libraries
+and older PyTorch change it, so a sweep measures its own. Communicator: 544 to 688 MB each on four A100 (NVIDIA/nccl
+#964), with its buffers about 1 GiB for the first. Workspace: cuBLAS' 8.125 MiB (torch 2.13
+ATen/cuda/CublasHandlePool.cpp, 32 MiB on Hopper) for the thread of the forward pass and that of the backward pass.
+Process: resident size of a rank that has imported PyTorch, transformers and DeepSpeed and made a CUDA context; assumed.
+"""
+
+CPU = Overhead(context_bytes=0, communicator_bytes=0, workspace_bytes=0, process_bytes=GIB // 2)
+"""The process: resident size of a rank forked from a warm template. What address space it takes beside its tensors is
+fitted in a sweep (`orchestrator.predict.calibrate`)."""
+
+
+def default_overhead(device: Literal["cuda", "cpu"]) -> Overhead:
+    """Where nothing was measured."""
+    return CUDA if device == "cuda" else CPU
