@@ -132,7 +132,20 @@ def scenarios() -> dict[str, tuple[Workload, int | None]]:
             named[f"{name} {kind}"] = workload, None
             for percent in (99, 104, 112, 130):
                 named[f"{name} {kind} {percent} %"] = workload, base.peak_allocated_bytes * percent // 100
+    named["two holes"] = replace(_two_holes(), expandable_segments=True), 165 << 20
     return named
+
+
+def _two_holes() -> Workload:
+    """The last request fits between two unmapped ranges, of which the first alone has room."""
+    mib = 1 << 20
+    stream = Stream()
+    first, middle, last, _ = ([storage] for storage in stream.born(*[20 * mib] * 4))
+    stream.die([*first, *last])
+    stream.born(100 * mib)
+    stream.die(middle)
+    stream.born(60 * mib)
+    return Workload(np.array(stream.events, dtype=np.int32), np.array(stream.sizes_bytes, dtype=np.int64), steps=1)
 
 
 def _random_workload(seed: int) -> Workload:

@@ -112,6 +112,12 @@ def test_a_rest_of_one_mib_stays_with_its_block() -> None:
     assert split.peak_block_bytes == 11 * MIB - 512
 
 
+@pytest.mark.parametrize("expandable_segments", [False, True])
+def test_a_rest_of_512_bytes_serves_a_small_request(expandable_segments: bool) -> None:
+    steps = (("a", MIB), ("b", MIB - 512), ("c", 512))
+    assert replay(workload(*steps, expandable_segments=expandable_segments)).peak_reserved_bytes == 2 * MIB
+
+
 def test_freed_neighbours_become_one_block_again() -> None:
     parts = [(f"p{part}", 10 * MIB) for part in range(4)]
     gone = [(name, 0) for name, _ in parts[::2] + parts[1::2]]
