@@ -73,6 +73,8 @@ class TraceRequest(Frozen):
     quantization: Quantization = Quantization.NONE
     kbit_preparation: bool = False
     """peft's `prepare_model_for_kbit_training`: what is not quantised becomes float32."""
+    kbit_norms_only: bool = False
+    """Of that, only norms stay float32, as TRL's `peft_module_casting_to_bf16` leaves a model."""
     gradient_checkpointing: Checkpointing = Checkpointing.NONE
     use_reentrant: bool = False
     attention: Literal["eager", "sdpa", "flash_attention_2"] = "sdpa"

@@ -47,7 +47,7 @@ def build(request: TraceRequest, lora_rank: int) -> nn.Module:
         if request.quantization is not Quantization.NONE:
             _quantise(model, request.quantization)
         if request.kbit_preparation:
-            _prepare_for_kbit_training(model)
+            _prepare_for_kbit_training(model, norms_only=request.kbit_norms_only)
         install_loss(model, request.loss)
         if request.gradient_checkpointing is Checkpointing.FULL:
             _enable_checkpointing(model, request)
@@ -102,12 +102,18 @@ def _enable_checkpointing(model: PreTrainedModel, request: TraceRequest) -> None
         model.enable_input_require_grads()
 
 
-def _prepare_for_kbit_training(model: PreTrainedModel) -> None:
-    for module in model.modules():
+def _prepare_for_kbit_training(model: PreTrainedModel, *, norms_only: bool) -> None:
+    for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             parameter.requires_grad_(False)
-            if not isinstance(module, QuantisedLinear):
+            is_cast = "norm" in path if norms_only else not isinstance(module, QuantisedLinear)
+            if is_cast and not hasattr(parameter, STORED_BITS):
                 parameter.data = parameter.data.to(torch.float32)
+
+
+_EXPERT_DIMENSIONS = 3
+STORED_BITS = "stored_bits"
+"""Attribute of a quantised weight that is no linear layer's: bits per element with its scales."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -158,3 +164,7 @@ def _quantise(model: PreTrainedModel, quantization: Quantization) -> None:
             layer.is_dequantised = quantization in (Quantization.NF4, Quantization.NF4_DOUBLE)
             layer.requires_grad_(False)
             setattr(module, name, layer)
+        for parameter in module.parameters(recurse=False):
+            if parameter.ndim == _EXPERT_DIMENSIONS:
+                # experts are stacked here, but were linear layers of their own when quantisers met them
+                setattr(parameter, STORED_BITS, BITS_PER_WEIGHT[quantization])

@@ -29,6 +29,7 @@ def device_kernels(request: TraceRequest) -> Iterator[None]:
         stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
         if request.device == "cuda":
             stack.enter_context(mock.patch.object(functional, "dropout", _fused_dropout))
+        stack.enter_context(mock.patch.object(functional, "grouped_mm", _grouped_product))
         stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
         stack.enter_context(mock.patch.object(masking_utils, "fast_all", return_value=not request.is_padded))
         yield
@@ -84,6 +85,32 @@ def _cpu_attention(
 
 
 _REAL_ATTENTION: Any = functional.scaled_dot_product_attention
+
+
+def _grouped_product(
+    mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: torch.Tensor | None = None, **rest: Any
+) -> torch.Tensor:
+    """Products of experts. PyTorch's own knows bfloat16 only on the meta device."""
+    if mat_a.dtype == torch.bfloat16:
+        return _REAL_GROUPED_PRODUCT(mat_a, mat_b, offs=offs, **rest)
+    result: torch.Tensor = _Grouped.apply(mat_a, mat_b)
+    return result
+
+
+_REAL_GROUPED_PRODUCT: Any = functional.grouped_mm
+
+
+class _Grouped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows if weight.requires_grad else None, weight)
+        return rows.new_empty(rows.shape[0], weight.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, weight = ctx.saved_tensors
+        gradient = gradients[0].new_empty(gradients[0].shape[0], weight.shape[1])
+        return gradient, None if rows is None else torch.empty_like(weight)
 
 
 def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from orchestrator.contract.profile import MONOMIALS, FlopsLaw, Module, Parameter, Place, Point, Profile, TraceRequest
-from orchestrator.trial.trace.build import QuantisedLinear, build
+from orchestrator.trial.trace.build import STORED_BITS, QuantisedLinear, build
 from orchestrator.trial.trace.laws import NoLaw, laws_of
 from orchestrator.trial.trace.recorder import Recording
 from orchestrator.trial.trace.step import Weights, record_step, weights_of
@@ -157,7 +157,8 @@ def _quantised_bits(weights: Weights) -> dict[int, float]:
     for _, module, own in weights.modules:
         if isinstance(module, QuantisedLinear):
             bits |= {index: module.bits for index in own if weights.parameters[index] is module.weight}
-    return bits
+    stacked = ((index, getattr(parameter, STORED_BITS, None)) for index, parameter in enumerate(weights.parameters))
+    return bits | {index: stored for index, stored in stacked if stored is not None}
 
 
 def _flops(recordings: list[Recording], points: list[Point]) -> tuple[FlopsLaw, ...]:
