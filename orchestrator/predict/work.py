@@ -1,0 +1,217 @@
+"""What one optimizer step asks of one rank, whatever it runs on: operations, bytes, kernels, exchanges, copies."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.contract.config import Checkpointing
+from orchestrator.contract.profile import DTYPE_BYTES, Dtype, Mark, Point, Profile, Quantization, StepPhase
+from orchestrator.predict.job import Job
+from orchestrator.predict.traffic import Collective, Transfer, collectives, transfers
+
+Pass = Literal["forward", "recompute", "backward"]
+
+_MASTER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Products:
+    """FLOPs of one pass of one micro-step, by what they are."""
+
+    step: Pass
+    linear_flops: float
+    adapter_flops: float
+    """The part that grows with the adapter's rank."""
+    attention_flops: float
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Bytes and kernels of one phase of one micro-step. Recomputation belongs to the backward phase."""
+
+    born_bytes: float
+    """Of all storages born: each kernel but a few writes one."""
+    kernels: int
+    weight_bytes: float
+    """Weights that matrix products read."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The optimizer's update of one rank's share. `touched_bytes` are read or written on the device, `host_bytes` on
+    the host."""
+
+    elements: float
+    touched_bytes: float
+    kernels: int
+    host_bytes: float
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """One optimizer step of one rank. Products and streams are of one micro-step, all else of the whole step."""
+
+    micro_steps: int
+    world_size: int
+    ranks_on_node: int
+    padded_tokens: int
+    """Of one micro-step of one rank, with padding."""
+    compute_dtype: Dtype
+    adapter_dtype: Dtype
+    is_flash_attention: bool
+    """By a fused kernel without a mask, in half precision."""
+    products: tuple[Products, ...]
+    forward: Streamed
+    backward: Streamed
+    hooked_modules: int
+    """Modules around which an engine's Python code runs in every pass."""
+    passes: int
+    """Over the modules in one micro-step: forward, backward, and forward again where activations are recomputed."""
+    update: Update
+    collectives: tuple[Collective, ...]
+    transfers: tuple[Transfer, ...]
+    pin_memory: bool
+
+    @property
+    def model_flops(self) -> tuple[float, float]:
+        """Linear and attention FLOPs of one micro-step, padding included, recomputation not."""
+        needed = [product for product in self.products if product.step != "recompute"]
+        linear = sum(product.linear_flops + product.adapter_flops for product in needed)
+        return linear, sum(product.attention_flops for product in needed)
+
+    @property
+    def hardware_flops(self) -> float:
+        """FLOPs of one micro-step, padding and recomputation included."""
+        return sum(item.linear_flops + item.adapter_flops + item.attention_flops for item in self.products)
+
+
+def step_work(profile: Profile, job: Job) -> StepWork:
+    """All work of `job`. Costs some milliseconds for a 7B model: it walks over the stream once."""
+    request = profile.request
+    half_step = _streamed(profile, job)
+    recomputes = request.gradient_checkpointing is Checkpointing.FULL
+    return StepWork(
+        micro_steps=job.gradient_accumulation,
+        world_size=job.world_size,
+        ranks_on_node=job.ranks_on_node,
+        padded_tokens=job.point.micro_batch * job.point.sequence_tokens,
+        compute_dtype=request.autocast or request.dtype,
+        adapter_dtype=_adapter_dtype(profile, job),
+        is_flash_attention=_is_flash(profile),
+        products=tuple(_products(profile, job.point, step) for step in _passes(recomputes)),
+        forward=half_step[StepPhase.FORWARD],
+        backward=half_step[StepPhase.BACKWARD],
+        hooked_modules=len(profile.modules) if job.engine == "deepspeed" and job.zero_stage == 3 else 0,
+        passes=3 if recomputes else 2,
+        update=_update(profile, job),
+        collectives=tuple(collectives(profile, job)),
+        transfers=tuple(transfers(profile, job)),
+        pin_memory=job.pin_memory,
+    )
+
+
+def _is_flash(profile: Profile) -> bool:
+    request = profile.request
+    is_fused = request.attention == "flash_attention_2" or (request.attention == "sdpa" and not request.is_padded)
+    return is_fused and (request.autocast or request.dtype) != "fp32"
+
+
+def _passes(recomputes: bool) -> tuple[Pass, ...]:
+    return ("forward", "recompute", "backward") if recomputes else ("forward", "backward")
+
+
+def _products(profile: Profile, point: Point, step: Pass) -> Products:
+    without_rank = replace(point, lora_rank=0)
+    laws = [law for law in profile.flops if law.phase == step]
+    whole = sum(law.at(point) for law in laws if law.kind == "linear")
+    base = sum(law.at(without_rank) for law in laws if law.kind == "linear")
+    return Products(step, base, whole - base, sum(law.at(point) for law in laws if law.kind == "attention"))
+
+
+def _adapter_dtype(profile: Profile, job: Job) -> Dtype:
+    """DeepSpeed casts adapters with all else; autocast casts their products; else they stay as peft made them."""
+    request = profile.request
+    if job.engine == "deepspeed":
+        return request.dtype
+    return request.autocast or request.adapter_dtype or "fp32"
+
+
+def _streamed(profile: Profile, job: Job) -> dict[StepPhase, Streamed]:
+    """Births before and after the mark where the backward pass begins."""
+    turn = len(profile.events)
+    for position, mark, payload in profile.marks.tolist():
+        if mark == Mark.PHASE and payload == StepPhase.BACKWARD:
+            turn = position
+            break
+    sizes = profile.storage_bytes(job.point)
+    weights = _weight_bytes(profile, job)
+    recomputes = profile.request.gradient_checkpointing is Checkpointing.FULL
+    found = {}
+    for phase, events, reads in (
+        (StepPhase.FORWARD, profile.events[:turn], 1),
+        (StepPhase.BACKWARD, profile.events[turn:], 2 if recomputes else 1),
+    ):
+        born = events[events > 0] - 1
+        found[phase] = Streamed(float(sizes[born].sum()), len(born), reads * weights)
+    return found
+
+
+def _weight_bytes(profile: Profile, job: Job) -> float:
+    """Read by the products of one pass. A quantised weight is read, written out in the computation's type and read."""
+    element_bytes = DTYPE_BYTES[profile.request.autocast or profile.request.dtype]
+    read = 0.0
+    for parameter in profile.parameters:
+        numel = parameter.numel(job.point.lora_rank)
+        is_packed = profile.request.quantization is not Quantization.NONE and parameter.bytes_per_element < 2
+        read += numel * (2 * element_bytes + parameter.bytes_per_element if is_packed else element_bytes)
+    return read
+
+
+def _update(profile: Profile, job: Job) -> Update:
+    trained = [parameter for parameter in profile.parameters if parameter.is_trained]
+    elements = sum(parameter.numel(job.point.lora_rank) for parameter in trained) / shards(job)
+    if job.offload_optimizer != "none":
+        return Update(elements, 0.0, 0, elements * _host_bytes_per_element(job))
+    return Update(elements, elements * _device_bytes_per_element(profile, job), _update_kernels(job, len(trained)), 0.0)
+
+
+def shards(job: Job) -> int:
+    """Into how many parts the optimizer's work is divided."""
+    is_sharded = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 0)
+    return job.world_size if is_sharded else 1
+
+
+_FUSED_PASSES = {"adamw": 7, "sgd": 3, "adafactor": 6, "adamw_8bit": 4}
+"""Tensors read and written by one kernel of the update: AdamW reads weight, gradient and both states and writes all
+but the gradient. Adafactor's factors are small: it squares, normalises and applies the gradient. 8-bit states are
+half of a 16-bit tensor and quarter of a 32-bit one."""
+_FOREACH_PASSES = {"adamw": 20, "sgd": 5, "adafactor": 12, "adamw_8bit": 4}
+"""The same by a kernel for each operation: torch 2.13, torch/optim/adam.py, `_multi_tensor_adam`: 12 reads and 8
+writes in mul, lerp, mul, addcmul, sqrt, div, add, addcdiv."""
+_FOREACH_KERNELS = 8
+
+
+def _device_bytes_per_element(profile: Profile, job: Job) -> float:
+    weight_bytes = DTYPE_BYTES[profile.request.dtype]
+    passes = _FUSED_PASSES if job.optimizer_loop == "fused" else _FOREACH_PASSES
+    if job.master_dtype is None:
+        return (passes[job.optimizer] + 1) * weight_bytes  # one more: the gradient's norm
+    master_bytes = DTYPE_BYTES[job.master_dtype]
+    # gradient to the master's type, its norm, the update, and the weights back
+    copies = (weight_bytes + master_bytes) + master_bytes + (master_bytes + weight_bytes)
+    return copies + passes[job.optimizer] * master_bytes
+
+
+def _host_bytes_per_element(job: Job) -> float:
+    """The update in fp32, the gradient scaled by its norm, the weight rounded into the buffer that goes back
+    (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py:3075-3097)."""
+    scaled, rounded = 2 * _MASTER_BYTES, _MASTER_BYTES + 2
+    return _FUSED_PASSES[job.optimizer] * _MASTER_BYTES + scaled + rounded
+
+
+def _update_kernels(job: Job, tensors: int) -> int:
+    """DeepSpeed's groups are flat: a tensor each. Plain torch launches by chunks of some hundred tensors, or by one."""
+    flat = job.engine == "deepspeed"
+    per_tensor = 1 if job.optimizer_loop == "fused" else _FOREACH_KERNELS
+    if flat:
+        return per_tensor
+    return per_tensor * (tensors if job.optimizer_loop == "for_loop" else max(1, tensors // 100))
