@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from scipy.stats import t as student_t  # type: ignore[import-untyped]
+from scipy.stats import t as student_t
 
 from orchestrator.contract.config import MeasureSettings
 
