@@ -156,8 +156,9 @@ def replay(workload: Workload, capacity_bytes: int | None = None) -> Replay:
 def smallest_capacity_bytes(workload: Workload, max_replays: int = 8) -> int:
     """A capacity in which `workload` was seen to fit, the smallest that a bisection of `max_replays` replays finds.
 
-    It is at most 1/128 of the span between `peak_allocated_bytes` and the peak reserved at ease above one that was
-    seen not to fit, and exact to 2 MiB where that span is under 256 MiB.
+    With eight replays it lies at most 1/128 of the span from `peak_allocated_bytes` to the peak reserved at ease above
+    a capacity that was seen not to fit; to 2 MiB where that span is under 256 MiB. More memory does not always help:
+    where the cache is released later, it may be cut up worse. Ask `replay` whether the workload fits in a given one.
     """
     return _squeeze(workload, replay(workload), max_replays - 1)[0]
 
@@ -165,8 +166,8 @@ def smallest_capacity_bytes(workload: Workload, max_replays: int = 8) -> int:
 def reserved_interval(workload: Workload, capacity_bytes: int | None = None) -> tuple[int, int]:
     """Peak reserved bytes: with just enough memory, and with ample memory (at most `capacity_bytes`).
 
-    In between lies what a run reserves whose history differs: the allocator gives cached segments back only when a
-    request fails, and never fills a gap that is too small.
+    Cached segments are given back only when a request fails, so what a run reserves depends on how much there is.
+    Batches of other lengths before can add to both: see `earlier_sizes_bytes`.
     """
     ample = replay(workload)
     low = _squeeze(workload, ample, 7)[1]

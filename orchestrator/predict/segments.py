@@ -1,13 +1,12 @@
 """One pool of PyTorch's CUDA caching allocator: how blocks are found, split, joined and given back.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (functions named below) and `c10/core/AllocatorConfig.h` of
-torch 2.13, with the default settings: no `max_split_size`, no garbage collection, one stream. From torch 1.7 to 2.13
-nothing of the default rules changed. `expandable_segments` came with torch 2.1; before torch 2.10 the 20 MiB of a
-large segment could not be set.
+torch 2.13, with the default settings: no `max_split_size`, no garbage collection, one stream. torch 2.4.1 comes to the
+same figures, and the source of torch 1.8 has the same rules. `expandable_segments` came with torch 2.1.
 
 Sizes and addresses are whole units of 512 bytes. Segments never touch each other, so that blocks are joined only
-inside of one. Their addresses rise in the order of birth; a driver's real addresses may break ties between free blocks
-of one size in another way.
+inside of one. Their addresses rise in the order of birth; a driver may give others, which only decides between free
+blocks of one size.
 """
 
 from bisect import bisect_left, insort
