@@ -2,7 +2,7 @@
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (functions named below) and `c10/core/AllocatorConfig.h` of
 torch 2.13, with the default settings: no `max_split_size`, no garbage collection, one stream. torch 2.4.1 comes to the
-same figures, and the source of torch 1.8 has the same rules. `expandable_segments` came with torch 2.1.
+same figures, and sources from before `max_split_size` have the same rules. `expandable_segments` came with torch 2.1.
 
 Sizes and addresses are whole units of 512 bytes. Segments never touch each other, so that blocks are joined only
 inside of one. Their addresses rise in the order of birth; a driver may give others, which only decides between free
