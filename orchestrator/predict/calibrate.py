@@ -28,7 +28,7 @@ TIME_SPREAD = 0.2
 """Log error of the clock before anything was measured. Assumed; the published rows give each user a better one."""
 
 _RATES: dict[str, tuple[tuple[str, ...], float]] = {
-    "compute": (("compute_efficiency", "attention_efficiency", "padded_attention_efficiency"), 0.15),
+    "compute": (("compute_efficiency", "attention_efficiency", "plain_attention_efficiency"), 0.15),
     "memory": (("memory_efficiency",), 0.25),
     "link": (("link_efficiency", "host_link_efficiency"), 0.40),
     "host": (("host_optimizer_efficiency", "host_core_bytes_per_s"), 0.50),

@@ -25,7 +25,7 @@ class ClockConstants:
     attention_efficiency: float = 0.6
     """Of the dense peak, by flash attention: forward up to 0.73, backward up to 0.63 on an A100 (FlashAttention-2,
     arXiv:2307.08691, section 4.1); less for heads of 64."""
-    padded_attention_efficiency: float = 0.4
+    plain_attention_efficiency: float = 0.4
     """The same with a mask by the memory-efficient kernel, in fp32, or by two plain products. Assumed."""
     traffic_per_born_byte: float = 1.8
     """Bytes that kernels other than matrix products read and write, for each byte of all storages born: 1.70 to 2.00
@@ -58,7 +58,7 @@ CPU_CLOCK = ClockConstants(
     memory_efficiency=0.6,
     link_efficiency=0.5,
     attention_efficiency=0.3,
-    padded_attention_efficiency=0.3,
+    plain_attention_efficiency=0.3,
     kernel_launch_s=8e-6,
     step_overhead_s=10e-3,
 )

@@ -137,9 +137,11 @@ class _Rates:
     def _products(self, item: Products) -> list[TimeTerm]:
         """The three kinds of products of one pass, over all micro-steps."""
         constants, times = self._constants, self._work.micro_steps
+        peak = self._peak(self._work.compute_dtype)
         is_flash = self._work.is_flash_attention
-        share = constants.attention_efficiency if is_flash else constants.padded_attention_efficiency
-        attention_s = item.attention_flops / (self._peak(self._work.compute_dtype) * share)
+        share = constants.attention_efficiency if is_flash else constants.plain_attention_efficiency
+        attention_s = item.fused_attention_flops / (peak * share)
+        attention_s += item.plain_attention_flops / (peak * constants.plain_attention_efficiency)
         linear_s = item.linear_flops / self._achievable(self._work.compute_dtype)
         adapter_s = item.adapter_flops / self._achievable(self._work.adapter_dtype)
         return [

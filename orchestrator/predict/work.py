@@ -1,16 +1,21 @@
 """What one optimizer step asks of one rank, whatever it runs on: operations, bytes, kernels, exchanges, copies."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from orchestrator.contract.config import Checkpointing
-from orchestrator.contract.profile import DTYPE_BYTES, Dtype, Mark, Point, Profile, Quantization, StepPhase
+from orchestrator.contract.profile import DTYPE_BYTES, MONOMIALS, Dtype, Mark, Point, Profile, StepPhase
 from orchestrator.predict.job import Job
 from orchestrator.predict.traffic import Collective, Transfer, collectives, transfers
 
 Pass = Literal["forward", "recompute", "backward"]
 
 _MASTER_BYTES = 4
+_PACKED_BELOW_BYTES = 2
+_IS_SQUARED = np.array([sequence == 2 for _, sequence, _ in MONOMIALS])
+_HAS_RANK = np.array([rank > 0 for *_, rank in MONOMIALS])
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,18 @@ class Products:
     linear_flops: float
     adapter_flops: float
     """The part that grows with the adapter's rank."""
-    attention_flops: float
+    fused_attention_flops: float
+    """Pairs that the kernel computes: a causal one without a mask leaves half of them out."""
+    plain_attention_flops: float
+    """By two matrix products, which compute all pairs."""
+    needed_attention_flops: float
+    """Pairs that the model needs: half of them where it is causal."""
+
+    @property
+    def computed_flops(self) -> float:
+        """All that the device computes."""
+        attention_flops = self.fused_attention_flops + self.plain_attention_flops
+        return self.linear_flops + self.adapter_flops + attention_flops
 
 
 @dataclass(frozen=True)
@@ -76,12 +92,12 @@ class StepWork:
         """Linear and attention FLOPs of one micro-step, padding included, recomputation not."""
         needed = [product for product in self.products if product.step != "recompute"]
         linear = sum(product.linear_flops + product.adapter_flops for product in needed)
-        return linear, sum(product.attention_flops for product in needed)
+        return linear, sum(product.needed_attention_flops for product in needed)
 
     @property
     def hardware_flops(self) -> float:
         """FLOPs of one micro-step, padding and recomputation included."""
-        return sum(item.linear_flops + item.adapter_flops + item.attention_flops for item in self.products)
+        return sum(item.computed_flops for item in self.products)
 
 
 def step_work(profile: Profile, job: Job) -> StepWork:
@@ -111,7 +127,7 @@ def step_work(profile: Profile, job: Job) -> StepWork:
 
 def _is_flash(profile: Profile) -> bool:
     request = profile.request
-    is_fused = request.attention == "flash_attention_2" or (request.attention == "sdpa" and not request.is_padded)
+    is_fused = request.attention == "flash_attention_2" or (request.attention == "sdpa" and not _has_mask(profile))
     return is_fused and (request.autocast or request.dtype) != "fp32"
 
 
@@ -120,11 +136,28 @@ def _passes(recomputes: bool) -> tuple[Pass, ...]:
 
 
 def _products(profile: Profile, point: Point, step: Pass) -> Products:
-    without_rank = replace(point, lora_rank=0)
+    """A trace counts all pairs of attention; eager attention's products are among the linear ones, and the only ones
+    that grow with the sequence's square."""
     laws = [law for law in profile.flops if law.phase == step]
-    whole = sum(law.at(point) for law in laws if law.kind == "linear")
-    base = sum(law.at(without_rank) for law in laws if law.kind == "linear")
-    return Products(step, base, whole - base, sum(law.at(point) for law in laws if law.kind == "attention"))
+    coefficients = np.sum([law.coefficients for law in laws if law.kind == "linear"], axis=0) * point.monomials()
+    fused = sum(law.at(point) for law in laws if law.kind == "attention")
+    plain = float(coefficients[_IS_SQUARED].sum())
+    adapter = float(coefficients[_HAS_RANK].sum())
+    request = profile.request
+    is_causal = request.task == "causal_lm"
+    leaves_out = is_causal and (request.attention == "flash_attention_2" or not _has_mask(profile))
+    return Products(
+        step=step,
+        linear_flops=float(coefficients.sum()) - plain - adapter,
+        adapter_flops=adapter,
+        fused_attention_flops=fused / 2 if leaves_out else fused,
+        plain_attention_flops=plain,
+        needed_attention_flops=(fused + plain) / 2 if is_causal else fused + plain,
+    )
+
+
+def _has_mask(profile: Profile) -> bool:
+    return profile.request.is_padded or profile.request.beyond_window
 
 
 def _adapter_dtype(profile: Profile, job: Job) -> Dtype:
@@ -156,13 +189,13 @@ def _streamed(profile: Profile, job: Job) -> dict[StepPhase, Streamed]:
 
 
 def _weight_bytes(profile: Profile, job: Job) -> float:
-    """Read by the products of one pass. A quantised weight is read, written out in the computation's type and read."""
+    """Read by the products of one pass. A packed weight is read to write it out, which the stream has, and that copy is
+    read again."""
     element_bytes = DTYPE_BYTES[profile.request.autocast or profile.request.dtype]
     read = 0.0
     for parameter in profile.parameters:
-        numel = parameter.numel(job.point.lora_rank)
-        is_packed = profile.request.quantization is not Quantization.NONE and parameter.bytes_per_element < 2
-        read += numel * (2 * element_bytes + parameter.bytes_per_element if is_packed else element_bytes)
+        packed = parameter.bytes_per_element if parameter.bytes_per_element < _PACKED_BELOW_BYTES else 0.0
+        read += parameter.numel(job.point.lora_rank) * (element_bytes + packed)
     return read
 
 

@@ -99,7 +99,14 @@ def decoder(
         versions={},
         parameters=tuple(parameters),
         modules=tuple(modules),
-        flops=_flops(layers * sum(shapes.values()), vocabulary * hidden, layers * hidden, lora, checkpointing),
+        flops=_flops(
+            layers * sum(shapes.values()),
+            vocabulary * hidden,
+            layers * hidden,
+            lora=lora,
+            checkpointing=checkpointing,
+            is_eager=attention == "eager",
+        ),
         buffers_bytes=0,
         laws=laws,
         storage_law=storage_law,
@@ -138,9 +145,10 @@ def _stream(
     return np.array(laws), storage_law, events, marks
 
 
-def _flops(body: int, head: int, pair: int, lora: bool, checkpointing: bool) -> tuple[FlopsLaw, ...]:
-    """2 a weight and token and pass; causal attention sees half of the pairs: 2 x 2 x hidden / 2 each, and two and a
-    half times that backward. Four adapted projections of hidden by hidden: 2 x 2 x 4 a rank and hidden state."""
+def _flops(body: int, head: int, pair: int, *, lora: bool, checkpointing: bool, is_eager: bool) -> tuple[FlopsLaw, ...]:
+    """2 a weight and token and pass. Attention: 2 x 2 x hidden a pair, two and a half times that backward, and all pairs
+    counted, as a trace does; eager attention's products are linear ones. Four adapted projections of hidden by hidden:
+    2 x 2 x 4 a rank and hidden state."""
     adapter = 2.0 * 2 * 4 * pair if lora else 0.0
     backward = 1 if lora else 2
 
@@ -149,10 +157,13 @@ def _flops(body: int, head: int, pair: int, lora: bool, checkpointing: bool) -> 
     ) -> list[FlopsLaw]:
         coefficients = [0.0] * len(MONOMIALS)
         coefficients[_BATCH_SEQUENCE], coefficients[_BATCH_SEQUENCE_RANK] = linear, rank
+        coefficients[_BATCH_SEQUENCE_SQUARED] = attention * 4.0 * pair if is_eager else 0.0
         return [
             FlopsLaw(phase=phase, kind="linear", coefficients=tuple(coefficients)),
             FlopsLaw(
-                phase=phase, kind="attention", coefficients=tuple(_law(_BATCH_SEQUENCE_SQUARED, attention * 2.0 * pair))
+                phase=phase,
+                kind="attention",
+                coefficients=tuple(_law(_BATCH_SEQUENCE_SQUARED, 0.0 if is_eager else attention * 4.0 * pair)),
             ),
         ]
 

@@ -230,6 +230,17 @@ def test_accumulation_changes_no_share_at_equal_tokens(full: Profile) -> None:
     assert 1.0 < four_times.mfu / once.mfu < 1.10
 
 
+def test_only_a_kernel_without_a_mask_leaves_out_the_pairs_that_a_causal_model_does_not_need(full: Profile) -> None:
+    masked = replace(full, request=full.request.model_copy(update={"is_padded": True}))
+    kernel, mask, eager = (step_work(profile, _job()) for profile in (full, masked, decoder(attention="eager")))
+    assert kernel.model_flops == pytest.approx(mask.model_flops)
+    assert kernel.model_flops == pytest.approx(eager.model_flops)
+    pairs_flops = kernel.model_flops[1]
+    assert kernel.hardware_flops == pytest.approx(sum(kernel.model_flops))
+    for work in (mask, eager):
+        assert work.hardware_flops == pytest.approx(kernel.hardware_flops + pairs_flops)
+
+
 def test_eager_attention_is_slower_and_more_so_on_longer_rows() -> None:
     eager, fused = decoder(attention="eager"), decoder()
     slowdown = [_time(eager, _job(1, n)).step_s / _time(fused, _job(1, n)).step_s for n in (512, 8192)]
