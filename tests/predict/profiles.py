@@ -146,8 +146,8 @@ def _stream(
 
 
 def _flops(body: int, head: int, pair: int, *, lora: bool, checkpointing: bool, is_eager: bool) -> tuple[FlopsLaw, ...]:
-    """2 a weight and token and pass. Attention: 2 x 2 x hidden a pair, two and a half times that backward, and all pairs
-    counted, as a trace does; eager attention's products are linear ones. Four adapted projections of hidden by hidden:
+    """2 a weight and token and pass. Attention: 2 x 2 x hidden a pair, two and a half times that backward, all pairs
+    counted as a trace does; eager attention's products are linear ones. Four adapted projections of hidden by hidden:
     2 x 2 x 4 a rank and hidden state."""
     adapter = 2.0 * 2 * 4 * pair if lora else 0.0
     backward = 1 if lora else 2
