@@ -146,8 +146,15 @@ class RunStore:
         self._client.log_inputs(run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "training")])])
 
     def _experiment_id(self, name: str, artifacts: Path | None) -> str:
+        from mlflow.exceptions import MlflowException
+
         experiment_id = self._found_or_made(name, artifacts)
-        self._client.set_experiment_tag(experiment_id, TAG, view_tag_value())
+        try:
+            self._client.set_experiment_tag(experiment_id, TAG, view_tag_value())
+        except MlflowException:
+            # a driver that starts at the same moment may set it first
+            if self._client.get_experiment(experiment_id).tags.get(TAG) != view_tag_value():
+                raise
         return experiment_id
 
     def _found_or_made(self, name: str, artifacts: Path | None) -> str:
