@@ -26,6 +26,7 @@ from orchestrator.placement.environment import template_environment
 from orchestrator.placement.hub import hub_answers, needs_hub
 from orchestrator.placement.local_devices import gpus
 from orchestrator.space.request import preflight_request
+from orchestrator.spec.catalog import hint
 from orchestrator.spec.hardware import lookup
 from orchestrator.spec.sweep import SweepSpec
 
@@ -102,7 +103,8 @@ def _run_preflight(request: PreflightRequest, folder: Path, spec_path: str) -> N
         )
     if (folder / FAILURE_FILE).is_file():
         failure = read_model(folder / FAILURE_FILE, PreflightFailure)
-        raise PreflightError(f"{spec_path}: {failure.field}: {failure.message}")
+        known = hint(request.model.id) if failure.field == "model.id" and request.model.id is not None else ""
+        raise PreflightError(f"{spec_path}: {failure.field}: {failure.message}{known}")
     if status.returncode != 0 or not _is_prepared(folder):
         last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
         raise BrimfulError(f"the preflight of model and data ended with code {status.returncode}: {last} (log: {log})")

@@ -11,7 +11,7 @@ from transformers.initialization import no_init_weights
 
 from orchestrator.contract.config import ModelSource
 from orchestrator.contract.profile import TraceRequest
-from orchestrator.spec.catalog import CatalogEntry, closest, entries, known, weightless
+from orchestrator.spec.catalog import CatalogEntry, closest, entries, hint, known, weightless
 from orchestrator.trial.trace.build import build
 
 
@@ -120,6 +120,12 @@ def test_slips_find_their_model() -> None:
     assert known("meta-lama/Llama-3.1-8B") is None
     assert closest("meta-lama/Llama-3.1-8B")[0] == "meta-llama/Llama-3.1-8B"
     assert closest("somebody/something-else-entirely") == ()
+
+
+def test_a_message_about_a_missing_model_helps() -> None:
+    assert "weights: random" in hint("Qwen/Qwen2.5-0.5B")
+    assert "well-known names like it: Qwen/Qwen2.5-0.5B" in hint("Qwenn/Qwen2.5-0.5B")
+    assert hint("somebody/something-else-entirely") == ""
 
 
 def test_a_stand_in_says_so() -> None:

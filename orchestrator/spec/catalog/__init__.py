@@ -46,9 +46,11 @@ class CatalogEntry(Frozen):
         return (self.id, *self.aliases)
 
 
+@cache
 def entries() -> tuple[CatalogEntry, ...]:
     """All rows, by family."""
-    return _entries()
+    text = files(__name__).joinpath(_ROWS).read_bytes()
+    return TypeAdapter(tuple[CatalogEntry, ...]).validate_json(text)
 
 
 def known(name: str) -> CatalogEntry | None:
@@ -71,6 +73,14 @@ def closest(name: str, limit: int = 3) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row for match in matches for row in spellings[match]))[:limit]
 
 
+def hint(name: str) -> str:
+    """What to add to the message that `name` cannot be had from the hub; empty when nothing here is like it."""
+    if known(name) is not None:
+        return "; its shape is built in, so model.weights: random needs no network"
+    names = closest(name)
+    return f"; well-known names like it: {', '.join(names)}" if names else ""
+
+
 def weightless(source: ModelSource) -> ModelSource:
     """`source` for work that needs no weights: a known id becomes its config, so that the hub is not asked.
 
@@ -83,16 +93,10 @@ def weightless(source: ModelSource) -> ModelSource:
 
 
 @cache
-def _entries() -> tuple[CatalogEntry, ...]:
-    text = files(__name__).joinpath(_ROWS).read_bytes()
-    return TypeAdapter(tuple[CatalogEntry, ...]).validate_json(text)
-
-
-@cache
 def _spellings() -> Mapping[str, Mapping[str, CatalogEntry]]:
     """Every name and last part of a name, with the rows that it may mean by their ids."""
     rows: dict[str, dict[str, CatalogEntry]] = defaultdict(dict)
-    for entry in _entries():
+    for entry in entries():
         for name in map(_plain, entry.names):
             rows[name][entry.id] = rows[_last(name)][entry.id] = entry
     return rows
