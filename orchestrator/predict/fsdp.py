@@ -89,12 +89,19 @@ def fsdp_terms(weights: Sequence[Weight], job: Job, precision: Dtype) -> EngineT
 
 
 def fsdp_window(
-    weights: Sequence[Weight], modules: Sequence[Module], marks: NDArray[np.int32], job: Job, precision: Dtype
+    weights: Sequence[Weight],
+    modules: Sequence[Module],
+    marks: NDArray[np.int32],
+    job: Job,
+    precision: Dtype,
+    *,
+    gathers_ahead: bool = True,
 ) -> NDArray[np.int64]:
     """Gathered bytes after each of `marks` (rows as in a profile).
 
-    Forward: the root and the running unit. Backward: the root, the unit, and the next one, which is gathered before the
-    unit's own gradients (`BackwardPrefetch.BACKWARD_PRE`); two all-gathers at most are open (`limit_all_gathers`).
+    Forward: the root and the running unit. Backward: the root, the unit, and, when it `gathers_ahead`, the next one,
+    which is gathered before the unit's own gradients (`BackwardPrefetch.BACKWARD_PRE`); two all-gathers at most are
+    open (`limit_all_gathers`).
     """
     if job.world_size == 1:
         return np.zeros(len(marks), dtype=np.int64)
@@ -111,6 +118,7 @@ def fsdp_window(
             if layer_of[payload] != ROOT:
                 current = layer_of[payload]
         running = parts[current].gathered_bytes if current != ROOT else 0
-        ahead = parts[current - 1].gathered_bytes if is_backward and current - 1 in parts and current > 0 else 0
+        has_next = gathers_ahead and is_backward and current > 0 and current - 1 in parts
+        ahead = parts[current - 1].gathered_bytes if has_next else 0
         live[row] = (root_bytes + running + ahead) if is_open else 0
     return live

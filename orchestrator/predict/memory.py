@@ -15,6 +15,7 @@ from orchestrator.predict.gradients import GradientTimeline, gradient_timeline
 from orchestrator.predict.job import Job
 from orchestrator.predict.live import zero3_window
 from orchestrator.predict.overhead import Overhead
+from orchestrator.predict.reentrant import is_reentrant, with_kept_inputs
 from orchestrator.predict.stream import Stream, stream_at
 from orchestrator.predict.terms import EngineTerms, Terms, add, total
 from orchestrator.predict.weights import weights_of
@@ -79,6 +80,8 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     """The bill of `job`, whose model has the structure of `profile`. `overhead`: what the process itself takes."""
     terms = engine_terms(profile.parameters, job, profile.request.dtype)
     stream = stream_at(profile, job.point)
+    if job.engine == "fsdp" and job.world_size > 1 and is_reentrant(profile.request) and _has_frozen(profile):
+        stream = with_kept_inputs(profile, stream)
     fixed = {"buffers": profile.buffers_bytes, "workspace": overhead.workspace_bytes}
     forward, backward = _micro_step(profile, job, stream, add(terms.resident, fixed))
     phases = {
@@ -95,6 +98,10 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
         disk_bytes=terms.disk_bytes,
         excludes=("evaluation and generation", "saving of checkpoints", "other processes on the device"),
     )
+
+
+def _has_frozen(profile: Profile) -> bool:
+    return not all(parameter.is_trained for parameter in profile.parameters)
 
 
 def _host(terms: EngineTerms, overhead: Overhead, job: Job) -> Terms:
@@ -178,10 +185,12 @@ def _gathered(profile: Profile, job: Job, stream: Stream) -> NDArray[np.int64]:
     """Weights that are gathered beside the shards, at each moment."""
     weights = weights_of(profile.parameters, job, profile.request.dtype)
     if job.engine == "fsdp":
-        return stream.over_time(fsdp_window(weights, profile.modules, profile.marks, job, profile.request.dtype))
+        ahead = not is_reentrant(profile.request)
+        window = fsdp_window(weights, profile.modules, profile.marks, job, profile.request.dtype, gathers_ahead=ahead)
+        return stream.over_time(window)
     if job.engine != "deepspeed" or job.zero_stage != 3:
         return np.zeros(stream.moments, dtype=np.int64)
-    window = zero3_window(weights, profile.modules, profile.marks, job)
-    over_time = stream.over_time(window.live_bytes)
-    over_time[stream.mark_moments] = window.peak_bytes
+    gathers = zero3_window(weights, profile.modules, profile.marks, job)
+    over_time = stream.over_time(gathers.live_bytes)
+    over_time[stream.mark_moments] = gathers.peak_bytes
     return over_time

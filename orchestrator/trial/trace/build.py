@@ -126,10 +126,11 @@ class QuantisedLinear(nn.Linear):
     is_dequantised: bool
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.is_dequantised:
-            return _Product.apply(input, self.weight, self.bias, False)
+        # the product is in the type that the model was loaded in, the result in that of the input
+        product = _Product.apply(input.to(self.weight.dtype), self.weight, self.bias, self.is_dequantised)
+        result: torch.Tensor = product.to(input.dtype)
         # peft's quantised layers add the adapter to a copy of the result
-        return _Product.apply(input, self.weight, self.bias, True).clone()
+        return result.clone() if self.is_dequantised else result
 
 
 class _Product(torch.autograd.Function):
