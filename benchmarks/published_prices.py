@@ -1,0 +1,83 @@
+"""Predicts published runs: traces their structures, prices them, and times them on their card."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.published_rows import PublishedRun
+from benchmarks.published_scores import Prediction
+from orchestrator.contract.profile import Point, Profile
+from orchestrator.placement.tracing import Untraceable, request_key, trace_all
+from orchestrator.predict.constants import CUDA_CLOCK
+from orchestrator.predict.machine import device_links, processor
+from orchestrator.predict.overhead import default_overhead
+from orchestrator.predict.time import step_time
+from orchestrator.predict.verdict import Verdict, judge
+
+TRACES_AT_ONCE = 2
+_MOST_MISCOUNT = 0.01
+"""Of trained weights: a row that prints another number ran another configuration than the one that was traced."""
+
+
+class Unpriced(Exception):
+    """No prediction can be made of a run that was understood; the message says why."""
+
+
+def predict_all(runs: Sequence[PublishedRun], cache: Path) -> list[Prediction | Unpriced]:
+    """One prediction a run, in their order. Progress goes to standard error."""
+
+    def tell(done: int, total: int) -> None:
+        print(f"traced {done} of {total} new structures", file=sys.stderr, flush=True)
+
+    profiles = trace_all((run.request for run in runs), cache, processes=TRACES_AT_ONCE, progress=tell)
+    predictions: list[Prediction | Unpriced] = []
+    for number, run in enumerate(runs, start=1):
+        profile = profiles[request_key(run.request)]
+        try:
+            predictions.append(_predict(run, profile))
+        except Unpriced as reason:
+            predictions.append(reason)
+        if number % 100 == 0 or number == len(runs):
+            print(f"priced {number} of {len(runs)} rows", file=sys.stderr, flush=True)
+    return predictions
+
+
+def _predict(run: PublishedRun, profile: Profile | Untraceable) -> Prediction:
+    if isinstance(profile, Untraceable):
+        raise Unpriced(f"cannot be traced: {profile}")
+    _check_count(run, profile)
+    verdict = _judge(run, profile, run.job.point)
+    shortest = _judge(run, profile, replace(run.job.point, sequence_tokens=run.shortest_tokens))
+    return Prediction(
+        allocated_bytes=verdict.bill.steady_allocated_bytes,
+        reserved_bytes=(shortest.reserved_bytes[0], verdict.reserved_bytes[1]),
+        needed_bytes=verdict.needed_bytes,
+        fits_probability=verdict.probability_fits,
+        tokens_per_s=_tokens_per_s(run, profile),
+        phase=verdict.bill.binding_phase.value,
+        term=verdict.bill.binding_term,
+    )
+
+
+def _check_count(run: PublishedRun, profile: Profile) -> None:
+    if run.trained_numel is None:
+        return
+    rank = run.job.point.lora_rank
+    trained = sum(parameter.numel(rank) for parameter in profile.parameters if parameter.is_trained)
+    if abs(trained - run.trained_numel) > _MOST_MISCOUNT * run.trained_numel:
+        raise Unpriced("the row's trained weights are not those of its configuration")
+
+
+def _judge(run: PublishedRun, profile: Profile, point: Point) -> Verdict:
+    job = replace(run.job, point=point)
+    return judge(profile, job, default_overhead("cuda"), run.card.capacity_bytes)
+
+
+def _tokens_per_s(run: PublishedRun, profile: Profile) -> float | None:
+    """Of one device."""
+    device = run.card.device
+    if device is None or run.splits_layers:
+        return None
+    step = step_time(profile, run.job, processor(device), device_links(device), CUDA_CLOCK)
+    return step.tokens_per_second / run.job.world_size

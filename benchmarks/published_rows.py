@@ -1,0 +1,308 @@
+"""A row of published measurements as a run that can be predicted, or the reason why it cannot."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import JsonValue
+
+from benchmarks import published_cells as cells
+from benchmarks.published_adapters import lora, other_method
+from benchmarks.published_cells import NotPriced, Row, Versions
+from benchmarks.published_devices import Card, card
+from benchmarks.published_shapes import Shape, shape
+from benchmarks.published_sources import Conventions, conventions
+from orchestrator.contract.config import Checkpointing, ModelSource
+from orchestrator.contract.profile import Dtype, LossPath, Point, Quantization, TraceRequest
+from orchestrator.contract.units import GIB
+from orchestrator.predict.job import Job
+
+OutcomeOfRow = Literal["ran", "out_of_memory", "failed"]
+_OUTCOMES: dict[str, OutcomeOfRow] = {"no": "ran", "yes": "out_of_memory", "failed": "failed"}
+TIERS = ("A", "B")
+"""C rows are approximate and D rows are not to be scored."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the source prints of one device. `failed`: the run made no throughput and no cause is named."""
+
+    outcome: OutcomeOfRow
+    allocated_bytes: float | None
+    reserved_bytes: float | None
+    device_bytes: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One row, ready to be predicted. `shortest_tokens` is below the point's sequence where the row states a cap
+    that its batches stay under."""
+
+    id: str
+    source: str
+    tier: str
+    request: TraceRequest
+    job: Job
+    card: Card
+    splits_layers: bool
+    shortest_tokens: int
+    trained_numel: int | None
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that is not scored, and why."""
+
+    id: str
+    source: str
+    tier: str
+    outcome: OutcomeOfRow
+    reason: str
+
+
+def source_of(row: Row) -> str:
+    """The row's group: its id without the number at the end."""
+    return re.sub(r"-\d+$", "", row["id"])
+
+
+def interpret(row: Row) -> PublishedRun | Skipped:
+    """The run of `row`, or the reason why it is not predicted."""
+    try:
+        return _run(row)
+    except NotPriced as error:
+        return Skipped(row["id"], source_of(row), row["tier"], _outcome(row), str(error))
+
+
+def _outcome(row: Row) -> OutcomeOfRow:
+    return _OUTCOMES.get(row["oom"], "ran")
+
+
+def _run(row: Row) -> PublishedRun:
+    if row["tier"] not in TIERS:
+        raise NotPriced(f"tier {row['tier']}")
+    habits = conventions(row)
+    if habits.unpriced is not None:
+        raise NotPriced(habits.unpriced)
+    if row.get("compile", "") == "yes":
+        raise NotPriced("torch.compile is not traced")
+    engine = cells.parallelism(row["parallelism"])
+    numbers = _numbers(row, engine, habits)
+    model = shape(row["model"])
+    point, shortest_tokens = _point(row, model)
+    request = _request(row, model, point, numbers, habits)
+    return PublishedRun(
+        id=row["id"],
+        source=source_of(row),
+        tier=row["tier"],
+        request=request,
+        job=_job(row, request, point, engine, numbers, habits),
+        card=card(row["gpu"], cells.whole(row, "gpu_gb") or habits.gpu_gb),
+        splits_layers=engine.splits_layers,
+        shortest_tokens=shortest_tokens,
+        trained_numel=_stated_trained(row),
+        measured=_measured(row, point),
+    )
+
+
+def _versions(row: Row, habits: Conventions) -> Versions:
+    stated = cells.stated_versions(row.get("notes", ""))
+    return Versions(stated.torch or habits.versions.torch, stated.transformers or habits.versions.transformers)
+
+
+def _numbers(row: Row, engine: cells.Engine, habits: Conventions) -> cells.Numbers:
+    """The row's dtypes once its engine and its source's habits are known."""
+    numbers = cells.precision(row["precision"])
+    if engine.kind == "deepspeed" and numbers.compute != "fp32":
+        return cells.Numbers(numbers.compute, numbers.compute, is_mixed=False, adapters=numbers.adapters)
+    is_alone = re.fullmatch(r"|bf16|fp16|fp16/bf16", row["precision"].strip()) is not None
+    is_quantised = cells.quantization(row) is not Quantization.NONE
+    is_mixed = numbers.is_mixed or (is_alone and habits.autocasts) or (is_quantised and habits.quantised_autocasts)
+    if not is_mixed or numbers.compute == "fp32":
+        return numbers
+    has_half_weights = habits.half_weights if habits.half_weights is not None else is_alone
+    weights = numbers.compute if has_half_weights or is_quantised else "fp32"
+    return cells.Numbers(weights, numbers.compute, is_mixed=True, adapters=numbers.adapters)
+
+
+_SHORTEST_OF_CAP = 0.8
+"""Where a row's length is a cap that the source's batches stay under, its longest batch is taken to be between this
+share of the cap and the cap."""
+
+
+def _point(row: Row, model: Shape) -> tuple[Point, int]:
+    micro_batch = cells.whole(row, "micro_batch") or 1
+    sequence = cells.whole(row, "seq_len")
+    if sequence is None and "any length" in row.get("notes", ""):
+        sequence = _SHORTEST_USEFUL_TOKENS
+    if sequence is None:
+        raise NotPriced("seq_len not stated")
+    is_cap = "cap" in row.get("notes", "") and "padded to longest" in row.get("packed", "")
+    shortest = round(sequence * _SHORTEST_OF_CAP) if is_cap else sequence
+    rank = cells.whole(row, "lora_rank") if _is_lora(row) else 0
+    if rank is None:
+        raise NotPriced("lora_rank not stated")
+    return Point(micro_batch, sequence, rank), shortest
+
+
+_SHORTEST_USEFUL_TOKENS = 16
+"""Of a row whose notes say that no length fits."""
+
+
+def _is_lora(row: Row) -> bool:
+    return row["method"].startswith(("lora", "qlora"))
+
+
+def _request(
+    row: Row, model: Shape, point: Point, numbers: cells.Numbers, habits: Conventions
+) -> TraceRequest:  # fmt: skip
+    method = row["method"]
+    adapter: dict[str, JsonValue] | None = None
+    if _is_lora(row):
+        adapter = lora(row, model.model_type, habits.default_targets, habits.lora_dropout)
+    elif method.startswith("peft:"):
+        adapter = other_method(row)
+    elif not method.startswith("full"):
+        raise NotPriced(f"method not priced: {method.split(' ')[0]}")
+    quantization = cells.quantization(row)
+    half: Literal["bf16", "fp16"] = "fp16" if numbers.compute == "fp16" else "bf16"
+    versions = _versions(row, habits)
+    is_padded = cells.is_padded(row, point.micro_batch)
+    return TraceRequest(
+        model=ModelSource(config=model.config),
+        task=model.task,
+        dtype=numbers.weights,
+        autocast=half if numbers.is_mixed else None,
+        adapter=adapter,
+        adapter_dtype=_adapter_dtype(adapter, numbers),
+        has_rank=_is_lora(row),
+        quantization=quantization,
+        kbit_preparation=_casts_for_kbit(row, quantization, habits),
+        kbit_norms_only=habits.casts_back and _casts_for_kbit(row, quantization, habits),
+        gradient_checkpointing=cells.checkpointing(row["grad_ckpt"]),
+        use_reentrant=(versions.transformers or _NOT_REENTRANT_SINCE) < _NOT_REENTRANT_SINCE,
+        attention=cells.attention(row["attention"]),
+        is_padded=is_padded,
+        loss=_loss(row, model, versions),
+        keeps_outputs=habits.keeps_outputs,
+        beyond_window=model.window_tokens is not None and point.sequence_tokens > model.window_tokens,
+    )
+
+
+def _adapter_dtype(adapter: dict[str, JsonValue] | None, numbers: cells.Numbers) -> Dtype | None:
+    if adapter is None:
+        return None
+    return numbers.adapters if numbers.adapters != "fp32" else None
+
+
+_NOT_REENTRANT_SINCE = (5, 0)
+"""`gradient_checkpointing_enable` of transformers (`modeling_utils.py`): `use_reentrant` is true by default before."""
+
+
+def _casts_for_kbit(row: Row, quantization: Quantization, habits: Conventions) -> bool:
+    """peft's preparation leaves GPTQ models as they are (`peft/utils/other.py`), TRL leaves it out where the quantised
+    weights are sharded (`is_sharded_qlora`)."""
+    is_sharded = cells.parallelism(row["parallelism"]).kind == "fsdp"
+    if is_sharded or quantization not in (Quantization.NF4, Quantization.NF4_DOUBLE, Quantization.INT8):
+        return False
+    return habits.casts_for_kbit or "prepare_model_for_kbit_training" in row.get("notes", "")
+
+
+_LOSS_OF_LOSS_UTILS_SINCE, _UNSHIFTED_LOGITS_SINCE = (4, 46), (4, 49)
+"""`loss/loss_utils.py` came with transformers 4.46, before that each model had its own loss; from 4.49 on the labels
+are shifted, not the logits (sources of the wheels 4.45.2, 4.48.1, 4.49.0)."""
+
+
+_CAST_EVERYWHERE_SINCE = (4, 50)
+_UNCAST_BEFORE = {"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "bloom", "opt", "falcon", "mpt", "stablelm"}
+"""Architectures whose loss took the logits in the model's dtype before they used `loss/loss_utils.py` (same wheels)."""
+_UNCAST_REMOTE = re.compile(r"^Qwen/Qwen-\d")
+"""Qwen's first generation: the hub's `modeling_qwen.py` shifts the logits in the model's dtype."""
+
+
+def _loss(row: Row, model: Shape, versions: Versions) -> LossPath:
+    text = row.get("fused_ce", "").lower()
+    version = versions.transformers or _CAST_EVERYWHERE_SINCE
+    if "chunked" in text:
+        raise NotPriced("loss not priced: chunked cross-entropy")
+    if "liger" in text or "fused linear" in text or "cut-cross" in text:
+        return LossPath.FUSED_LINEAR
+    is_uncast = version < _CAST_EVERYWHERE_SINCE and model.model_type in _UNCAST_BEFORE
+    is_uncast = is_uncast or _UNCAST_REMOTE.match(row["model"]) is not None
+    if "in-place" in text:
+        cast = LossPath.INPLACE_4_45 if version < _LOSS_OF_LOSS_UTILS_SINCE else LossPath.INPLACE_4_48
+        return LossPath.INPLACE_UNCAST if is_uncast else cast
+    if is_uncast:
+        return LossPath.TRANSFORMERS_UNCAST
+    if version >= _UNSHIFTED_LOGITS_SINCE:
+        return LossPath.TRANSFORMERS
+    return LossPath.TRANSFORMERS_4_45 if version < _LOSS_OF_LOSS_UTILS_SINCE else LossPath.TRANSFORMERS_4_48
+
+
+_LARGEST_NODE_DEVICES = 8
+
+
+def _job(
+    row: Row, request: TraceRequest, point: Point, engine: cells.Engine, numbers: cells.Numbers, habits: Conventions
+) -> Job:  # fmt: skip
+    world_size = cells.whole(row, "n_gpus") or 1
+    update = cells.optimizer(row["optimizer"], _versions(row, habits))
+    away = cells.offload(row["offload"], engine)
+    master: Dtype | None = None
+    if engine.kind == "deepspeed" and (engine.zero_stage > 0 or numbers.compute != "fp32"):
+        master = "fp32"
+    elif engine.kind == "fsdp" and numbers.is_mixed:
+        # accelerate makes trained flat parameters float32 under mixed precision (`accelerator.py`, prepare_model)
+        master = "fp32"
+    return Job(
+        point=point,
+        world_size=1 if engine.splits_layers else world_size,
+        ranks_on_node=1 if engine.splits_layers else min(world_size, _LARGEST_NODE_DEVICES),
+        gradient_accumulation=cells.whole(row, "grad_accum") or 1,
+        engine=engine.kind,
+        zero_stage=engine.zero_stage,
+        offload_optimizer=away.optimizer,
+        offload_param=away.param,
+        optimizer=update.rule,
+        optimizer_loop=update.loop,
+        master_dtype=master,
+    )
+
+
+def _stated_trained(row: Row) -> int | None:
+    match = re.search(r"trainable=([\d,]+)", row.get("notes", ""))
+    return None if match is None else int(match[1].replace(",", ""))
+
+
+def _measured(row: Row, point: Point) -> Measured:
+    def gib(column: str) -> float | None:
+        found = cells.number(row, column)
+        return None if found is None else found * GIB
+
+    return Measured(
+        outcome=_outcome(row),
+        allocated_bytes=gib("peak_allocated_gib"),
+        reserved_bytes=gib("peak_reserved_gib"),
+        device_bytes=gib("peak_smi_gib"),
+        tokens_per_s=_tokens_per_s(row, point),
+    )
+
+
+def _tokens_per_s(row: Row, point: Point) -> float | None:
+    """Of one device. Samples and steps count only where every row has the full length; samples are of all devices."""
+    stated = cells.number(row, "tokens_per_s_per_gpu")
+    if stated is not None or not cells.is_full_length(row):
+        return stated
+    samples_per_s = cells.number(row, "samples_per_s")
+    if samples_per_s is not None:
+        return samples_per_s * point.sequence_tokens / (cells.whole(row, "n_gpus") or 1)
+    step_s = cells.number(row, "step_time_s")
+    if step_s is None:
+        return None
+    return point.micro_batch * point.sequence_tokens * (cells.whole(row, "grad_accum") or 1) / step_s
+
+
+def is_checkpointed(run: PublishedRun) -> bool:
+    """Whether activations are recomputed."""
+    return run.request.gradient_checkpointing is Checkpointing.FULL
