@@ -1,6 +1,7 @@
 """The memory bill: bytes by phase and term that a job needs on a device and on its host, before it runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +80,8 @@ class Bill(Frozen):
 def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     """The bill of `job`, whose model has the structure of `profile`. `overhead`: what the process itself takes."""
     terms = engine_terms(profile.parameters, job, profile.request.dtype)
+    if profile.request.device == "cpu":
+        terms = _on_one_memory(terms, job)
     stream = stream_at(profile, job.point)
     if job.engine == "fsdp" and job.world_size > 1 and is_reentrant(profile.request) and _has_frozen(profile):
         stream = with_kept_inputs(profile, stream)
@@ -102,6 +105,19 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
 
 def _has_frozen(profile: Profile) -> bool:
     return not all(parameter.is_trained for parameter in profile.parameters)
+
+
+def _on_one_memory(terms: EngineTerms, job: Job) -> EngineTerms:
+    """On CPU ranks the device is the host: what is offloaded stays in the same process."""
+    moved = {name: size // job.ranks_on_node for name, size in terms.host.items()}
+    building = {name: size // job.ranks_on_node for name, size in terms.host_init.items()}
+    return replace(
+        terms,
+        resident=add(terms.resident, moved),
+        init=add(terms.init, moved, building),
+        host={},
+        host_init={},
+    )
 
 
 def _host(terms: EngineTerms, overhead: Overhead, job: Job) -> Terms:
