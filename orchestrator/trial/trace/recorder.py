@@ -33,6 +33,12 @@ _ATTENTION = frozenset(
 Kind = Literal["linear", "attention"]
 
 
+def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Rows of all groups together pass one product each; PyTorch's own counter leaves grouped products out."""
+    groups = first.shape[0] if first.dim() == 3 and second.dim() == 3 else 1
+    return 2 * groups * first.shape[-2] * first.shape[-1] * second.shape[-1]
+
+
 @dataclass
 class Recording:
     """What one run made: raw bytes of each storage, the order of births and deaths, marks and operations."""
@@ -125,6 +131,8 @@ class Recorder(TorchDispatchMode):
             query, key, value = args[:3] if formula is sdpa_flop else args[1:4]
             shapes = (query.shape, key.shape, value.shape)
             amount = formula(*shapes) if formula is sdpa_flop else formula(args[0].shape, *shapes)
+        elif packet is aten._grouped_mm:
+            amount = _grouped_flops(*args, **kwargs)
         elif packet in flop_registry:
             amount = flop_registry[packet](*args, **kwargs, out_val=out)
         else:
