@@ -1,6 +1,6 @@
 """What the clock must know of a device, its links and its host: rates, in bytes and operations per second."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.contract.config import Precision
 from orchestrator.contract.profile import Dtype
@@ -68,8 +68,9 @@ def cpu_processor(peak_flops_per_s: dict[Precision, float], cores: int = 1) -> P
 
 def device_links(device: Device, between_nodes_bytes_per_s: float | None = None) -> Links:
     """Links of the table's device in its typical host. `between_nodes_bytes_per_s`: one node, both directions."""
+    staged = 1.0 if device.has_peer_access else _STAGED_SHARE
     return Links(
-        device_bytes_per_s=_one_way(device.link_bytes_per_s, device),
+        device_bytes_per_s=device.link_bytes_per_s / 2 * staged,
         node_bytes_per_s=between_nodes_bytes_per_s / 2 if between_nodes_bytes_per_s else None,
         host_link_bytes_per_s=device.host_link_bytes_per_s / 2,
         host_memory_bytes_per_s=device.host.memory_bytes_per_s,
@@ -79,19 +80,12 @@ def device_links(device: Device, between_nodes_bytes_per_s: float | None = None)
 
 def cluster_links(nodes: Nodes, between_nodes: Link | None = None) -> Links:
     """Links of a cluster profile's nodes: its own bandwidths, the table's host."""
-    between = between_nodes.bandwidth / 2 if between_nodes else None
+    between = between_nodes.bandwidth if between_nodes else None
     device = nodes.hardware
     if device is None:
-        return cpu_links(nodes.devices, nodes.link.bandwidth / 2, between)
-    return Links(
-        device_bytes_per_s=_one_way(nodes.link.bandwidth, device)
-        if nodes.link.kind == "pcie"
-        else nodes.link.bandwidth / 2,
-        node_bytes_per_s=between,
-        host_link_bytes_per_s=device.host_link_bytes_per_s / 2,
-        host_memory_bytes_per_s=device.host.memory_bytes_per_s,
-        host_cores=device.host.cores,
-    )
+        return cpu_links(nodes.devices, nodes.link.bandwidth / 2, between / 2 if between else None)
+    staged = _STAGED_SHARE if nodes.link.kind == "pcie" and not device.has_peer_access else 1.0
+    return replace(device_links(device, between), device_bytes_per_s=nodes.link.bandwidth / 2 * staged)
 
 
 def cpu_links(cores: int, bytes_per_s: float = LOOPBACK_BYTES_PER_S, node_bytes_per_s: float | None = None) -> Links:
@@ -106,7 +100,3 @@ def cpu_links(cores: int, bytes_per_s: float = LOOPBACK_BYTES_PER_S, node_bytes_
         device_step_s=100e-6,
         node_step_s=300e-6,
     )
-
-
-def _one_way(both_ways_bytes_per_s: float, device: Device) -> float:
-    return both_ways_bytes_per_s / 2 * (1.0 if device.has_peer_access else _STAGED_SHARE)
