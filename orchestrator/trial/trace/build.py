@@ -1,7 +1,7 @@
 """The weightless model of a trace: real transformers and peft code on the meta device."""
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import peft
 import torch
@@ -40,9 +40,9 @@ BITS_PER_WEIGHT = {
 quantisation (bitsandbytes `functional.py`); float16 scale and 4-bit zero for 128 in GPTQ."""
 
 
-def build(request: TraceRequest, lora_rank: int) -> nn.Module:
-    """The model of `request` on the meta device, ready to train. Raises Unusable."""
-    with torch.device("meta"):
+def build(request: TraceRequest, lora_rank: int, device: Literal["meta", "cpu"] = "meta") -> nn.Module:
+    """The model of `request`, without data unless `device` says otherwise, ready to train. Raises Unusable."""
+    with torch.device(device):
         model = _base(request)
         if request.quantization is not Quantization.NONE:
             _quantise(model, request.quantization)
@@ -71,7 +71,16 @@ def _base(request: TraceRequest) -> PreTrainedModel:
             raise Unusable("model", f"no {request.task} model can be built from it: {error}") from error
         model = model_class.from_config(config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust)
     model.config.use_cache = False
+    _untie(model, request)
     return model
+
+
+def _untie(model: PreTrainedModel, request: TraceRequest) -> None:
+    """transformers 5 ties some heads (T5 v1.1, mT5) whose checkpoints have a head of their own, as the config says."""
+    head: Any = model.get_output_embeddings()
+    is_untied = (request.model.config or {}).get("tie_word_embeddings") is False
+    if is_untied and head is not None and head.weight is model.get_input_embeddings().weight:
+        head.weight = nn.Parameter(torch.empty_like(head.weight))
 
 
 def _adapted(model: PreTrainedModel, request: TraceRequest, lora_rank: int) -> nn.Module:
