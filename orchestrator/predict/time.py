@@ -185,7 +185,8 @@ class _Rates:
         ):
             room_s = computed_s
             for item, busy_s in items:
-                can_hide_s = self._constants.overlap_efficiency * busy_s if item.overlaps else 0.0
+                copied_s = self._copied_s(item)
+                can_hide_s = self._constants.overlap_efficiency * (busy_s - copied_s) if item.overlaps else 0.0
                 hidden_s = min(can_hide_s, room_s * self._part(item))
                 room_s -= hidden_s
                 found.append(
@@ -211,7 +212,13 @@ class _Rates:
             latency_s = (ranks - nodes) * step_s + nodes * links.node_step_s
         rounds = 2 if item.kind == "all_reduce" else 1
         sent_s = (ranks - 1) / ranks * item.payload_bytes / (rate * self._constants.link_efficiency)
-        return item.times * rounds * (sent_s + item.calls * latency_s)
+        return item.times * rounds * (sent_s + item.calls * latency_s) + self._copied_s(item)
+
+    def _copied_s(self, item: Collective | Transfer) -> float:
+        """Into a flat buffer before a reduction, out of one after a gather: kernels among the others."""
+        if isinstance(item, Transfer):
+            return 0.0
+        return item.times * 2 * item.payload_bytes / self._memory_bytes_per_s
 
     def _transfer_s(self, item: Transfer) -> float:
         constants, links = self._constants, self._links

@@ -74,8 +74,10 @@ def test_ring_collectives_by_hand(full: Profile) -> None:
     numel = BODY + 2 * HEAD + 65 * 4096
     steps = _time(full, _job(world_size=8, ranks_on_node=8, zero_stage=2, reduce_bucket_size=10**12))
     reduced = next(term for term in steps.terms if term.name == "gradients")
-    # seven eighths twice over 300 GB/s in each direction, of which 0.8 are reached; two rounds of seven hops
-    assert reduced.busy_s == pytest.approx(2 * (7 / 8 * 2 * numel / 240e9 + 7 * 3.6e-6))
+    # seven eighths twice over 300 GB/s in each direction, of which 0.8 are reached; two rounds of seven hops;
+    # and read from the gradients and written into the bucket once
+    copied_s = 2 * 2 * numel / (2039e9 * 0.8)
+    assert reduced.busy_s == pytest.approx(2 * (7 / 8 * 2 * numel / 240e9 + 7 * 3.6e-6) + copied_s)
     assert reduced.exposed_s == reduced.busy_s
 
 
@@ -85,9 +87,8 @@ def test_gradients_hide_behind_the_backward_pass_where_the_engine_overlaps_them(
     overlaps = _time(full, replace(job, overlap_comm=True))
     assert waits.exposed_s("collective", "backward") == waits.busy_s("collective", "backward") > 0.07
     assert overlaps.busy_s("collective") == waits.busy_s("collective")
-    assert overlaps.exposed_s("collective", "backward") == pytest.approx(
-        0.5 * overlaps.busy_s("collective", "backward")
-    )
+    # at most half of what crosses links hides; copies into buckets do not
+    assert 0.5 < overlaps.exposed_s("collective", "backward") / overlaps.busy_s("collective", "backward") < 0.6
     # nothing to hide behind: three tokens are computed sooner than gradients meet
     short = _time(full, replace(job, overlap_comm=True, point=Point(1, 3)), "h100-pcie")
     assert short.exposed_s("collective", "backward") > 0.6 * short.busy_s("collective", "backward")
