@@ -60,6 +60,15 @@ def _unit(layer: int, weights: Sequence[Weight], job: Job, precision: Dtype) -> 
     return Unit(layer, gathered, gradient, shard)
 
 
+def unit_shard_bytes(weights: Sequence[Weight], job: Job) -> list[int]:
+    """One rank's part of each unit, in the type of the shards."""
+    found: dict[int, int] = {}
+    for weight in weights:
+        size_bytes = weight.shard_numel(job.world_size) * shard_element_bytes(weight, job)
+        found[weight.layer] = found.get(weight.layer, 0) + size_bytes
+    return list(found.values())
+
+
 def fsdp_terms(weights: Sequence[Weight], job: Job, precision: Dtype) -> EngineTerms:
     """Terms of one rank, without the gathered units (`fsdp_window`) and the gradients of the backward pass."""
     ranks = job.world_size

@@ -16,7 +16,7 @@ from orchestrator.predict.gradients import GradientTimeline, gradient_timeline
 from orchestrator.predict.job import Job
 from orchestrator.predict.live import zero3_window
 from orchestrator.predict.overhead import Overhead
-from orchestrator.predict.reentrant import is_reentrant, with_kept_inputs
+from orchestrator.predict.reentrant import is_reentrant, keeps_inputs, with_kept_inputs
 from orchestrator.predict.stream import Stream, stream_at
 from orchestrator.predict.terms import EngineTerms, Terms, add, total
 from orchestrator.predict.weights import weights_of
@@ -83,7 +83,7 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     if profile.request.device == "cpu":
         terms = _on_one_memory(terms, job)
     stream = stream_at(profile, job.point)
-    if job.engine == "fsdp" and job.world_size > 1 and is_reentrant(profile.request) and _has_frozen(profile):
+    if keeps_inputs(profile, job):
         stream = with_kept_inputs(profile, stream)
     fixed = {"buffers": profile.buffers_bytes, "workspace": overhead.workspace_bytes}
     forward, backward = _micro_step(profile, job, stream, add(terms.resident, fixed))
@@ -101,10 +101,6 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
         disk_bytes=terms.disk_bytes,
         excludes=("evaluation and generation", "saving of checkpoints", "other processes on the device"),
     )
-
-
-def _has_frozen(profile: Profile) -> bool:
-    return not all(parameter.is_trained for parameter in profile.parameters)
 
 
 def _on_one_memory(terms: EngineTerms, job: Job) -> EngineTerms:

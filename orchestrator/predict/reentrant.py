@@ -14,6 +14,7 @@ import numpy as np
 
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import Mark, Place, Profile, TraceRequest
+from orchestrator.predict.job import Job
 from orchestrator.predict.stream import Stream
 
 _SECOND_LAYER, _THIRD_LAYER = 1, 2
@@ -24,8 +25,14 @@ def is_reentrant(request: TraceRequest) -> bool:
     return request.gradient_checkpointing is Checkpointing.FULL and request.use_reentrant
 
 
-def with_kept_inputs(profile: Profile, stream: Stream) -> Stream:
-    """`stream` with the inputs of finished layers and all their gradients but the latest, which it holds itself."""
+def keeps_inputs(profile: Profile, job: Job) -> bool:
+    """Whether the job keeps them: some unit of it is frozen."""
+    has_frozen = not all(parameter.is_trained for parameter in profile.parameters)
+    return job.engine == "fsdp" and job.world_size > 1 and is_reentrant(profile.request) and has_frozen
+
+
+def kept_inputs(profile: Profile, stream: Stream) -> tuple[list[int], int]:
+    """Rows of marks at which layers are finished, in their order, and the bytes of a layer's input."""
     layer_of = [
         profile.parameters[module.parameters[0]].layer if module.parameters else -1 for module in profile.modules
     ]
@@ -38,12 +45,17 @@ def with_kept_inputs(profile: Profile, stream: Stream) -> Stream:
         elif mark == Mark.AFTER_BACKWARD and layer_of[payload] >= 0:
             last_backward[layer_of[payload]] = row
     if not {_SECOND_LAYER, _THIRD_LAYER} <= first_forward.keys():
-        return stream
+        return [], 0
     whole = np.sum(list(stream.live_bytes.values()), axis=0)
     starts = [stream.mark_moments[first_forward[layer]] for layer in (_SECOND_LAYER, _THIRD_LAYER)]
-    input_bytes = int(whole[starts[1]] - whole[starts[0]])
+    return sorted(last_backward.values()), int(whole[starts[1]] - whole[starts[0]])
+
+
+def with_kept_inputs(profile: Profile, stream: Stream) -> Stream:
+    """`stream` with the inputs of finished layers and all their gradients but the latest, which it holds itself."""
+    rows, input_bytes = kept_inputs(profile, stream)
     finished = np.zeros(len(stream.mark_moments), dtype=np.int64)
-    finished[sorted(last_backward.values())] = 1
+    finished[rows] = 1
     layers = np.cumsum(finished)
     kept = stream.over_time(input_bytes * (layers + np.maximum(layers - 1, 0)))
     live = stream.live_bytes | {Place.ACTIVATION: stream.live_bytes[Place.ACTIVATION] + kept}

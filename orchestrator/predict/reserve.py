@@ -1,97 +1,181 @@
 """A job's requests to the caching allocator, for a replay: what stays, and one micro-step's stream beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from orchestrator.contract.profile import Mark, Place, Profile
 from orchestrator.predict.allocator import Workload
 from orchestrator.predict.engine import engine_terms
+from orchestrator.predict.fsdp import fsdp_window, unit_shard_bytes
 from orchestrator.predict.gradients import gradient_timeline
 from orchestrator.predict.job import Job
 from orchestrator.predict.live import zero3_window
 from orchestrator.predict.overhead import Overhead
+from orchestrator.predict.reentrant import is_reentrant, keeps_inputs, kept_inputs
+from orchestrator.predict.stream import stream_at
 from orchestrator.predict.terms import Terms
 from orchestrator.predict.weights import Weight, weights_of
 
 _WEIGHT_TERMS = ("frozen_weights", "trained_weights")
 
 
-def allocator_workload(profile: Profile, job: Job, overhead: Overhead) -> Workload:
-    """What the default stream's pool is asked for, in its order.
+def allocator_workloads(profile: Profile, job: Job, overhead: Overhead) -> tuple[Workload, ...]:
+    """What the default stream's pool is asked for, in its order; several where nothing of one is left in the next.
 
-    Gradients that the engine copies into buckets die when they are whole; what the engine keeps of them stands among
-    the residents. Gathered weights have a pool of their own (`gather_workload`).
+    Where the engine handles gradients, each dies when it is whole, and what the engine makes of it stands beside.
+    Gathered weights have a pool of their own (`gather_workload`). So have the reduced gradients of FSDP, which are made
+    on another stream: its optimizer step finds the pool of the backward pass empty.
     """
     terms = engine_terms(profile.parameters, job, profile.request.dtype)
     weights = weights_of(profile.parameters, job, profile.request.dtype)
-    keeps_gradients = job.engine == "torch" or (job.engine == "deepspeed" and job.zero_stage == 0)
     residents = [*_weight_sizes(weights, terms.resident, job), profile.buffers_bytes, overhead.workspace_bytes]
-    residents += [size for name, size in terms.resident.items() if name not in _WEIGHT_TERMS]
-    events = profile.events
-    if not keeps_gradients:
-        timeline = gradient_timeline(profile.parameters, job, profile.request.dtype, _gradient_order(profile))
-        residents += [int(timeline.live_bytes.max(initial=timeline.opening_bytes))]
-        events = _with_deaths(profile)
-    sizes = profile.storage_bytes(job.point)
-    temporaries = list(_update_sizes(weights, terms.step, job))
-    births = np.arange(len(sizes), len(sizes) + len(temporaries), dtype=np.int32) + 1
-    return Workload(
-        events=np.concatenate([events, births, -births]).astype(np.int32),
-        sizes_bytes=np.concatenate([sizes, np.array(temporaries, dtype=np.int64)]),
-        resident_bytes=[size for size in residents if size],
-        expandable_segments=job.expandable_segments,
-    )
+    for name, size_bytes in terms.resident.items():
+        if name not in _WEIGHT_TERMS:
+            residents += _parts(size_bytes, weights, job)
+    requests = _Requests(profile, job)
+    requests.run(handles_gradients=not _is_whole(job))
+    update = list(_update_sizes(weights, terms.step, job))
+    if job.engine != "fsdp":
+        requests.bear_all(update)
+        return (requests.workload(residents),)
+    step = _Requests(profile, job)
+    gradients_bytes = terms.step.get("gradients", 0)
+    step.bear_all([*_parts(gradients_bytes, weights, job), *update])
+    return requests.workload(residents), step.workload(residents)
 
 
 def gather_workload(profile: Profile, job: Job) -> Workload | None:
-    """What the gathers of ZeRO-3 ask of their stream's pool; None where nothing is gathered."""
-    if job.engine != "deepspeed" or job.zero_stage != 3 or job.world_size == 1:
+    """What gathers ask of their stream's pool; None where nothing is gathered."""
+    if job.world_size == 1:
         return None
     weights = weights_of(profile.parameters, job, profile.request.dtype)
-    window = zero3_window(weights, profile.modules, profile.marks, job)
-    return Workload(window.events, window.sizes_bytes, expandable_segments=job.expandable_segments)
+    if job.engine == "fsdp":
+        ahead = not is_reentrant(profile.request)
+        window = fsdp_window(weights, profile.modules, profile.marks, job, profile.request.dtype, gathers_ahead=ahead)
+        highest_bytes = int(window.max(initial=0))
+        return Workload(np.array([1, -1], dtype=np.int32), np.array([highest_bytes], dtype=np.int64))
+    if job.engine != "deepspeed" or job.zero_stage != 3:
+        return None
+    gathers = zero3_window(weights, profile.modules, profile.marks, job)
+    return Workload(gathers.events, gathers.sizes_bytes, expandable_segments=job.expandable_segments)
+
+
+class _Requests:
+    """Births and deaths of a micro-step, with what the engine adds at its marks."""
+
+    def __init__(self, profile: Profile, job: Job) -> None:
+        self._profile = profile
+        self._job = job
+        self.events: list[int] = []
+        self.sizes_bytes: list[int] = profile.storage_bytes(job.point).tolist()
+        self._held: list[int] = []
+        """Storages that stand for the engine's gradients, the oldest first."""
+        self._held_bytes = 0
+
+    def run(self, *, handles_gradients: bool) -> None:
+        """All events of the profile in their order."""
+        profile = self._profile
+        is_gradient = (profile.storage_place == Place.GRADIENT).tolist()
+        marks = profile.marks.tolist()
+        timeline = gradient_timeline(profile.parameters, self._job, profile.request.dtype, _gradient_order(profile))
+        levels = iter(zip(timeline.live_bytes.tolist(), timeline.peak_bytes.tolist(), strict=True))
+        kept = self._kept_inputs()
+        waiting: list[int] = []
+        if handles_gradients:
+            self._hold(timeline.opening_bytes)
+        row = 0
+        for position, event in enumerate([*profile.events.tolist(), 0]):
+            while row < len(marks) and marks[row][0] <= position:
+                if handles_gradients and marks[row][1] == Mark.GRADIENT:
+                    self._take(waiting.pop(0) if waiting else None, *next(levels))
+                for size_bytes in kept.get(row, ()):
+                    self._bear(size_bytes)
+                row += 1
+            if event == 0 or (handles_gradients and event < 0 and is_gradient[-event - 1]):
+                continue
+            self.events.append(event)
+            if handles_gradients and event > 0 and is_gradient[event - 1]:
+                waiting.append(event)
+        self.events += [-storage for storage in waiting]
+
+    def bear_all(self, sizes_bytes: Sequence[int]) -> None:
+        """Storages that stand together until the end, as the temporaries of the optimizer step do."""
+        for size_bytes in sizes_bytes:
+            self._bear(size_bytes)
+
+    def workload(self, resident_bytes: Sequence[int]) -> Workload:
+        """All requests so far, beside what is resident."""
+        return Workload(
+            events=np.array(self.events, dtype=np.int32),
+            sizes_bytes=np.array(self.sizes_bytes, dtype=np.int64),
+            resident_bytes=[size for size in resident_bytes if size],
+            expandable_segments=self._job.expandable_segments,
+        )
+
+    def _take(self, gradient: int | None, live_bytes: int, peak_bytes: int) -> None:
+        """A gradient is whole: what handling it needs at most, its death, and what is left of it."""
+        own_bytes = self.sizes_bytes[gradient - 1] if gradient else 0
+        extra_bytes = peak_bytes - self._held_bytes - own_bytes
+        passing = self._bear(extra_bytes) if extra_bytes > 0 else None
+        if gradient:
+            self.events.append(-gradient)
+        self._hold(live_bytes)
+        if passing:
+            self.events.append(-passing)
+
+    def _hold(self, level_bytes: int) -> None:
+        while self._held and self._held_bytes > level_bytes:
+            storage = self._held.pop(0)
+            self.events.append(-storage)
+            self._held_bytes -= self.sizes_bytes[storage - 1]
+        if level_bytes > self._held_bytes:
+            self._held.append(self._bear(level_bytes - self._held_bytes))
+            self._held_bytes = level_bytes
+
+    def _bear(self, size_bytes: int) -> int:
+        self.sizes_bytes.append(size_bytes)
+        self.events.append(len(self.sizes_bytes))
+        return len(self.sizes_bytes)
+
+    def _kept_inputs(self) -> dict[int, Sequence[int]]:
+        """Sizes that are born at rows of marks and stay."""
+        if not keeps_inputs(self._profile, self._job):
+            return {}
+        rows, input_bytes = kept_inputs(self._profile, stream_at(self._profile, self._job.point))
+        # the gradient of the latest input is the stream's own
+        return {row: (input_bytes, input_bytes) if order else (input_bytes,) for order, row in enumerate(rows)}
+
+
+def _is_whole(job: Job) -> bool:
+    """Weights, gradients and states are whole tensors of each rank."""
+    return job.engine == "torch" or (job.engine == "deepspeed" and job.zero_stage == 0)
 
 
 def _weight_sizes(weights: tuple[Weight, ...], resident: Terms, job: Job) -> list[int]:
-    """Single weights where they are whole and apart; else each kind as one block."""
-    if job.engine == "torch" or (job.engine == "deepspeed" and job.zero_stage == 0):
+    """Single weights where they are whole and apart; else each kind in its units or as one block."""
+    if _is_whole(job):
         return [weight.bytes + weight.scales_bytes for weight in weights]
-    return [resident[name] for name in _WEIGHT_TERMS if name in resident]
+    return [part for name in _WEIGHT_TERMS if name in resident for part in _parts(resident[name], weights, job)]
+
+
+def _parts(size_bytes: int, weights: tuple[Weight, ...], job: Job) -> list[int]:
+    """A resident term as it is allocated: in flat units under FSDP, flat as a whole in DeepSpeed."""
+    if job.engine != "fsdp":
+        return [size_bytes]
+    shards = unit_shard_bytes(weights, job)
+    return [round(size_bytes * shard / sum(shards)) for shard in shards]
 
 
 def _update_sizes(weights: tuple[Weight, ...], step: Terms, job: Job) -> Iterator[int]:
-    """Temporaries of the optimizer step: one for each weight where the update walks over whole weights."""
+    """Temporaries of the optimizer step: one for each tensor that the update walks over."""
     total_bytes = step.get("optimizer_temporaries", 0)
     trained = [weight.bytes for weight in weights if weight.is_trained]
     if total_bytes and trained and job.engine == "torch" and job.optimizer_loop == "foreach":
         yield from (round(size * total_bytes / sum(trained)) for size in trained)
     elif total_bytes:
-        yield total_bytes
+        yield from _parts(total_bytes, tuple(weight for weight in weights if weight.is_trained), job)
 
 
 def _gradient_order(profile: Profile) -> list[int]:
     return [payload for _, mark, payload in profile.marks.tolist() if mark == Mark.GRADIENT]
-
-
-def _with_deaths(profile: Profile) -> NDArray[np.int32]:
-    """The events, each gradient dying at its mark: at every one the oldest that is not yet matched."""
-    is_gradient = profile.storage_place == Place.GRADIENT
-    at = [position for position, mark, _ in profile.marks.tolist() if mark == Mark.GRADIENT]
-    events: list[int] = []
-    waiting: list[int] = []
-    marks = iter([*at, len(profile.events) + 1])
-    next_mark = next(marks)
-    for position, event in enumerate(profile.events.tolist()):
-        while next_mark <= position:
-            if waiting:
-                events.append(-waiting.pop(0))
-            next_mark = next(marks)
-        if not is_gradient[abs(event) - 1]:
-            events.append(event)
-        elif event > 0:
-            events.append(event)
-            waiting.append(event)
-    events += [-storage for storage in waiting]
-    return np.array(events, dtype=np.int32)

@@ -10,7 +10,7 @@ from orchestrator.predict.allocator import replay, reserved_interval, smallest_c
 from orchestrator.predict.job import Job
 from orchestrator.predict.memory import Bill, bill
 from orchestrator.predict.overhead import Overhead
-from orchestrator.predict.reserve import allocator_workload, gather_workload
+from orchestrator.predict.reserve import allocator_workloads, gather_workload
 from orchestrator.predict.terms import total
 
 FRAGMENTATION = 1.03
@@ -105,12 +105,17 @@ def _replayed(
     profile: Profile, job: Job, overhead: Overhead, made: Bill, capacity_bytes: int | None
 ) -> tuple[tuple[int, int], int]:
     """Reserved interval and smallest capacity; the phases that come once are not replayed, but bound them."""
-    workload = allocator_workload(profile, job, overhead)
+    passes, *later = allocator_workloads(profile, job, overhead)
     gathers = gather_workload(profile, job)
     gathered_bytes = replay(gathers).peak_reserved_bytes if gathers else 0
     at_ease = None if capacity_bytes is None else max(capacity_bytes - gathered_bytes, 1)
-    low, high = reserved_interval(workload, at_ease)
-    smallest = smallest_capacity_bytes(workload)
+    low, high = (own + gathered_bytes for own in reserved_interval(passes, at_ease))
+    smallest = smallest_capacity_bytes(passes) + gathered_bytes
+    for workload in later:
+        # what was gathered is free by then, and released when it is needed
+        own_low, own_high = reserved_interval(workload, at_ease)
+        low, high = max(low, own_low), max(high, own_high + gathered_bytes)
+        smallest = max(smallest, smallest_capacity_bytes(workload))
     least = made.peak_allocated_bytes
-    low, high = max(low + gathered_bytes, least), max(high + gathered_bytes, least)
-    return (low, max(low, high)), max(smallest + gathered_bytes, least)
+    low, high, smallest = max(low, least), max(high, least), max(smallest, least)
+    return (low, max(low, high)), smallest
