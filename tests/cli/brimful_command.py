@@ -42,6 +42,7 @@ class Workplace:
 
     folder: Path
     behaviour: str | None = None
+    deadline_s: float = DEADLINE_S
 
     def spec(self, name: str, limit: str = "512MiB", steps: int = 2, dropout: float = 0.0, ranks: str = "[2]") -> Path:
         """A spec of this name; `steps` are measured in each trial."""
@@ -68,7 +69,7 @@ class Workplace:
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=DEADLINE_S,
+            timeout=self.deadline_s,
         )
 
     def start(self, *arguments: str | Path) -> "subprocess.Popen[str]":

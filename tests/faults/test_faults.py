@@ -63,7 +63,7 @@ def test_a_segfault_shows_where(pool: LocalPool, trials: Trials) -> None:
 
 
 def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Trials) -> None:
-    outcome = suffer(pool, trials, {1: "hang"}, world_size=2, step_timeout_s=10.0)
+    outcome = suffer(pool, trials, {1: "hang"}, world_size=2, step_timeout_s=6.0)
     assert isinstance(outcome, Hang)
     assert (outcome.rank, outcome.phase) == (1, Phase.OPTIMIZER_STEP)
     assert "fault_template.py" in outcome.evidence

@@ -123,15 +123,15 @@ def test_delete_frees_what_it_says(tmp_path: Path) -> None:
 def test_sixteen_readers_never_see_half_a_record(tmp_path: Path) -> None:
     """field-cases G6: one writer, many readers, nothing locked out and nothing lost."""
     ledger = new_ledger(tmp_path, spec())
-    command = [sys.executable, "-c", READ, str(tmp_path), "150"]
+    command = [sys.executable, "-c", READ, str(tmp_path), "60"]
     readers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(16)]
     try:
-        for trial in range(150):
+        for trial in range(60):
             ledger.write_trial(record(trial, ended=False))
             ledger.write_trial(record(trial))
         for reader in readers:
             out, err = reader.communicate(timeout=120)
-            assert (reader.returncode, out, err) == (0, "150\n", "")
+            assert (reader.returncode, out, err) == (0, "60\n", "")
     finally:
         for reader in readers:
             reader.kill()

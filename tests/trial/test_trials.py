@@ -111,8 +111,7 @@ def test_one_long_row_among_many_is_found_by_the_probe(template: TemplateClient,
     assert (failed.step, failed.tokens, failed.phase) == (0, 2048, Phase.FORWARD)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 3])
-@pytest.mark.parametrize("limit_mib", [1, 2, 4, 8, 16, 24, 32])
+@pytest.mark.parametrize(("zero_stage", "limit_mib"), [(0, 1), (0, 4), (0, 16), (0, 32), (3, 2), (3, 8), (3, 24)])
 def test_a_limit_that_leaves_no_room_even_to_report_is_out_of_memory(
     template: TemplateClient, data: Path, tmp_path: Path, limit_mib: int, zero_stage: int
 ) -> None:
