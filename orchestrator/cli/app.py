@@ -116,6 +116,14 @@ def plan(
     plan_spec(spec, tuple(overrides or ()), home, pool, allow_remote_code, as_json)
 
 
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def estimate(context: typer.Context) -> None:
+    """Predict one run's memory and speed without a device, and say what would make it fit."""
+    from orchestrator.cli.estimate_options import run as run_estimate
+
+    run_estimate(context.args)
+
+
 @app.command()
 def validate(
     spec: Spec,

@@ -52,7 +52,8 @@ def trace_all(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Profile | Untraceable]:
-    """Profiles by `request_key`, or why there is none. `progress` is told how many of the new traces are done."""
+    """Profiles by `request_key`, or why there is none. `progress` is told how many of the new traces are done, first
+    that none is."""
     wanted = {request_key(request): request for request in requests}
     folders = {key: (cache / "traces" / key).absolute() for key in wanted}
     missing = [key for key in wanted if not _is_done(folders[key])]
@@ -62,6 +63,8 @@ def trace_all(
     size = max(1, min(_BATCH, -(-len(missing) // processes)))
     batches = [missing[start : start + size] for start in range(0, len(missing), size)]
     done = 0
+    if missing:
+        progress(done, len(missing))
     with ThreadPoolExecutor(processes) as pool:
         for batch in pool.map(lambda keys: _run([folders[key] for key in keys]), batches):
             done += batch

@@ -7,10 +7,9 @@ setting was checked in DeepSpeed 0.19.8: `runtime/zero/config.py`, `stage_1_and_
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from orchestrator.contract.config import Knobs
-from orchestrator.contract.facts import ModelFacts
 from orchestrator.spec.sweep import KnobValue
 
 Point = Mapping[str, KnobValue | None]
@@ -20,11 +19,24 @@ DEEPSPEED_LIVE_PARAMETERS = 1_000_000_000
 """DeepSpeed's default, in elements, of `stage3_max_live_parameters`, `stage3_max_reuse_distance`, `sub_group_size`."""
 
 
+class Shape(Protocol):
+    """What defaults need to know of a model: `orchestrator.contract.facts.ModelFacts` has it all."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def total_parameters(self) -> int: ...
+
+    @property
+    def adaptable(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """What the default of an unset knob may depend on."""
 
-    model: ModelFacts
+    model: Shape
     on_cuda: bool
 
 

@@ -66,16 +66,7 @@ class TrialBuilder:
 
     def why_illegal(self, canonical: Point) -> str:
         """Why the point cannot be run, with the arithmetic; empty when it can."""
-        micro_batch = canonical["micro_batch"]
-        assert isinstance(micro_batch, int)
-        rows = micro_batch * self._world_size
-        if self._global_batch % rows:
-            ranks = "1 rank" if self._world_size == 1 else f"{self._world_size} ranks"
-            return f"global_batch {self._global_batch} is not divisible by micro_batch {micro_batch} x {ranks} = {rows}"
-        gathered = canonical["allgather_bucket_size"]
-        if isinstance(gathered, int) and gathered % 2:
-            return f"allgather_bucket_size {gathered} is odd, and DeepSpeed gathers pairs of elements"
-        return ""
+        return why_illegal(canonical, self._global_batch, self._world_size)
 
     def build(self, knobs: Knobs) -> tuple[str, TrialConfig]:
         """The identity and the configuration of a legal point."""
@@ -88,3 +79,17 @@ class TrialBuilder:
             "gradient_accumulation": accumulation,
         }
         return content_hash(content), config
+
+
+def why_illegal(canonical: Point, global_batch: int, world_size: int) -> str:
+    """Why a canonical point cannot be run on `world_size` ranks, with the arithmetic; empty when it can."""
+    micro_batch = canonical["micro_batch"]
+    assert isinstance(micro_batch, int)
+    rows = micro_batch * world_size
+    if global_batch % rows:
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        return f"global_batch {global_batch} is not divisible by micro_batch {micro_batch} x {ranks} = {rows}"
+    gathered = canonical["allgather_bucket_size"]
+    if isinstance(gathered, int) and gathered % 2:
+        return f"allgather_bucket_size {gathered} is odd, and DeepSpeed gathers pairs of elements"
+    return ""

@@ -1,0 +1,198 @@
+"""What is to be expected of trials before they run: their bill, the odds that they fit, and their speed.
+
+Every figure is predicted. On CPU what a limit limits is address space, of which a rank takes more than its tensors: how
+much is assumed at first and fitted to the trials that have run (`learn`), as is the bill's error on any device.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.outcome import OomDevice
+from orchestrator.contract.profile import Profile, TraceRequest
+from orchestrator.contract.record import TrialRecord
+from orchestrator.contract.units import MIB
+from orchestrator.placement.platform import Platform
+from orchestrator.placement.rows import Rows
+from orchestrator.placement.tracing import Untraceable, request_key, trace_all
+from orchestrator.predict.calibrate import MemoryCalibration, MemoryObservation, MemoryPrior, calibrate_memory
+from orchestrator.predict.job import Job
+from orchestrator.predict.time import StepTime, step_time
+from orchestrator.predict.trials import job_of, trace_request
+from orchestrator.predict.verdict import Spread, Verdict, default_spread, judge, probability_fits
+
+_SURE = 1e-3
+"""Beyond these odds, either way, a replay of the allocator would not change the verdict."""
+CPU_PRIOR = MemoryPrior(spread=0.1, base_bytes=100 * MIB, base_spread_bytes=50 * MIB, noise=0.06)
+"""Address space of a rank beside its tensors: 82 to 116 MiB in trials of the quickstart on one rank, 94 to 190 MiB with
+two ranks on two nodes; peaks vary by 6 % from run to run (PyTorch 2.13, glibc 2.36, two cores)."""
+
+Tracer = Callable[[Iterable[TraceRequest]], Mapping[str, Profile | Untraceable]]
+"""Profiles by `request_key`, or why there is none."""
+
+
+def cached_tracer(
+    cache: Path, processes: int = 2, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Tracer:
+    """Traces kept under `cache`. `progress` is told how many of the new ones are done."""
+    return lambda requests: trace_all(requests, cache, processes, progress)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A trial that has not run. `needed_bytes` and `probability_fits` hold what earlier trials of the sweep taught."""
+
+    verdict: Verdict
+    needed_bytes: int
+    """Of one device, or of address space on CPU."""
+    probability_fits: float | None
+    """None without a limit."""
+    time: StepTime | None
+    """None where the device's rates are not known."""
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it fits more likely than not, or nothing bounds it."""
+        return self.probability_fits is None or self.probability_fits >= 0.5
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 where no speed is predicted."""
+        return self.time.tokens_per_second if self.time is not None else 0.0
+
+
+class Forecaster:
+    """Predicts trials of one sweep on one platform. Profiles are traced by `trace` when they are first needed."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        rows: Rows,
+        trace: Tracer,
+        adjust: Callable[[TraceRequest], TraceRequest] = lambda request: request,
+    ) -> None:
+        self.platform = platform
+        self._rows = rows
+        self._trace = trace
+        self._adjust = adjust
+        self._keys: dict[str, str] = {}
+        self._profiles: dict[str, Profile | Untraceable] = {}
+        self._observations: list[MemoryObservation] = []
+        self._calibration: MemoryCalibration | None = None
+        if platform.device == "cpu":
+            self._calibration = calibrate_memory((), CPU_PRIOR)
+
+    def prepare(self, configs: Iterable[TrialConfig]) -> None:
+        """Trace at once what all of `configs` need. Raises Untraceable, with the first reason, when one cannot be."""
+        requests = {self._key(request): request for request in map(self._request, configs)}
+        missing = [request for key, request in requests.items() if key not in self._profiles]
+        if missing:
+            self._profiles.update(self._trace(missing))
+        for key in requests:
+            self._profile(key)
+
+    def forecast(self, config: TrialConfig, replays: bool | None = None) -> Forecast:
+        """The forecast of a trial. Raises Untraceable.
+
+        `replays`: whether the allocator is replayed; None: only where the odds are not clear without it.
+        """
+        key = self._key(self._request(config))
+        if key not in self._profiles:
+            self.prepare([config])
+        profile = self._profile(key)
+        job = self._job(config, self._rows.longest_tokens)
+        capacity_bytes = self.platform.capacity_for(job)
+        spread = self._spread(key, profile, job)
+        verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread, replays=bool(replays))
+        if replays is None and self._is_open(verdict):
+            verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread)
+        needed_bytes = self._corrected_bytes(key, verdict.needed_bytes)
+        odds = None if capacity_bytes is None else probability_fits(needed_bytes, capacity_bytes, spread)
+        return Forecast(verdict, needed_bytes, odds, self._time(config, profile))
+
+    def learn(self, record: TrialRecord) -> None:
+        """Take a trial that has ended into account, when it says something about memory."""
+        measured = _measured_bytes(record, self.platform.device)
+        key = self._key(self._request(record.config))
+        if measured is None or not isinstance(self._profiles.get(key), Profile):
+            return
+        predicted = self.forecast(record.config, replays=False).verdict.bill.peak_allocated_bytes
+        size_bytes, is_lower_bound = measured
+        self._observations.append(MemoryObservation(key, predicted, size_bytes, is_lower_bound))
+        self._calibration = calibrate_memory(self._observations, self._prior(key, record.config))
+
+    def parameters(self, config: TrialConfig) -> tuple[int, int]:
+        """Weights of the traced model, adapters included, and how many of them are trained. Raises Untraceable."""
+        profile = self.profile(config)
+        rank = config.knobs.lora_rank or 0
+        sizes = [(parameter.numel(rank), parameter.is_trained) for parameter in profile.parameters]
+        return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+
+    def profile(self, config: TrialConfig) -> Profile:
+        """The trace that the forecast of `config` is made from. Raises Untraceable."""
+        self.prepare([config])
+        return self._profile(self._key(self._request(config)))
+
+    def _request(self, config: TrialConfig) -> TraceRequest:
+        is_padded = self._rows.is_padded(config.knobs.micro_batch)
+        return self._adjust(trace_request(config, self.platform.device, is_padded))
+
+    def _key(self, request: TraceRequest) -> str:
+        """`request_key`, which reads files, once for each request."""
+        text = request.model_dump_json()
+        if text not in self._keys:
+            self._keys[text] = request_key(request)
+        return self._keys[text]
+
+    def _profile(self, key: str) -> Profile:
+        found = self._profiles[key]
+        if isinstance(found, Untraceable):
+            raise found
+        return found
+
+    def _job(self, config: TrialConfig, row_tokens: int) -> Job:
+        return job_of(config, self.platform.device, row_tokens, self.platform.ranks_on_node)
+
+    def _time(self, config: TrialConfig, profile: Profile) -> StepTime | None:
+        platform = self.platform
+        if platform.processor is None or platform.links is None:
+            return None
+        micro_batch = config.knobs.micro_batch
+        job = self._job(config, max(1, round(self._rows.width_tokens(micro_batch))))
+        padding = self._rows.padding_fraction(micro_batch)
+        return step_time(profile, job, platform.processor, platform.links, platform.constants, padding)
+
+    def _is_open(self, verdict: Verdict) -> bool:
+        odds = verdict.probability_fits
+        return self.platform.device == "cuda" and odds is not None and _SURE < odds < 1 - _SURE
+
+    def _spread(self, key: str, profile: Profile, job: Job) -> Spread:
+        if self._calibration is None:
+            return default_spread(profile, job)
+        return Spread(0.0, self._calibration.log_spread(key))
+
+    def _corrected_bytes(self, key: str, needed_bytes: int) -> int:
+        if self._calibration is None:
+            return needed_bytes
+        return round(self._calibration.corrected_bytes(key, needed_bytes))
+
+    def _prior(self, key: str, config: TrialConfig) -> MemoryPrior:
+        if self.platform.device == "cpu":
+            return CPU_PRIOR
+        spread = default_spread(self._profile(key), self._job(config, self._rows.longest_tokens))
+        # what PyTorch allocates is all that was measured, so a base has no place
+        return replace(MemoryPrior(spread.deviation), base_spread_bytes=1.0, common_spread=spread.deviation)
+
+
+def _measured_bytes(record: TrialRecord, device: str) -> tuple[int, bool] | None:
+    """What the bill's peak is compared with, and whether the trial needed at least so much rather than just so much."""
+    measurement, outcome = record.measurement, record.outcome
+    if measurement is not None and device == "cpu":
+        return measurement.peak_memory_bytes, False
+    if measurement is not None:
+        peaks = [rank.peak_allocated_bytes for rank in measurement.ranks if rank.peak_allocated_bytes is not None]
+        return (max(peaks), False) if peaks else None
+    if not isinstance(outcome, OomDevice) or outcome.allocated_bytes is None or outcome.requested_bytes is None:
+        return None
+    return outcome.allocated_bytes + outcome.requested_bytes, True
