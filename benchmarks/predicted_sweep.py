@@ -92,8 +92,8 @@ def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
         for profile, (record, measurement) in zip(usable, measured, strict=True)
     ]
     memory = [
-        MemoryObservation(key, predicted_bytes, measurement.peak_memory_bytes)
-        for key, (predicted_bytes, _), (_, measurement) in zip(keys, runs, measured, strict=True)
+        MemoryObservation(f"{key} {record.config.knobs.zero_stage}", predicted_bytes, measurement.peak_memory_bytes)
+        for key, (predicted_bytes, _), (record, measurement) in zip(keys, runs, measured, strict=True)
     ]
     return [
         Row(
@@ -124,11 +124,11 @@ def _run(
         links=cpu_links(psutil.cpu_count(logical=False) or 1),
         step_s=float(np.mean(measurement.step_s)),
     )
-    return float(bill(profile, job, CPU).peak_allocated_bytes), seen
+    return float(bill(profile, job, CPU).peak_device_bytes), seen
 
 
 def _corrected(observations: Sequence[MemoryObservation], number: int) -> float:
-    prior = MemoryPrior(spread=0.1, base_bytes=64 * MIB, base_spread_bytes=64 * MIB, noise=0.06)
+    prior = MemoryPrior(spread=0.08, base_spread_bytes=32 * MIB, noise=0.06)
     fit = calibrate_memory([seen for other, seen in enumerate(observations) if other != number], prior)
     return fit.corrected_bytes(observations[number].structure, observations[number].predicted_bytes)
 

@@ -37,9 +37,10 @@ ATen/cuda/CublasHandlePool.cpp, 32 MiB on Hopper) for the thread of the forward 
 Process: resident size of a rank that has imported PyTorch, transformers and DeepSpeed and made a CUDA context; assumed.
 """
 
-CPU = Overhead(context_bytes=0, communicator_bytes=0, workspace_bytes=0, process_bytes=GIB // 2)
-"""The process: resident size of a rank forked from a warm template. What address space it takes beside its tensors is
-fitted in a sweep (`orchestrator.predict.calibrate`)."""
+CPU = Overhead(context_bytes=96 * MIB, communicator_bytes=40 * MIB, workspace_bytes=0, process_bytes=GIB // 2)
+"""Context: by what a rank's address space grew beyond its tensors (stacks of threads, the heap's gaps): 70 to 125 MiB
+in trials of one rank, some 40 MiB more with a second one over gloo, on two cores of an EPYC
+(`benchmarks/predicted_sweep.py`). Process: resident size of a rank forked from a warm template."""
 
 
 def default_overhead(device: Literal["cuda", "cpu"]) -> Overhead:
