@@ -18,30 +18,37 @@ from orchestrator.predict.terms import Terms
 from orchestrator.predict.weights import Weight, weights_of
 
 _WEIGHT_TERMS = ("frozen_weights", "trained_weights")
+_STATES = "optimizer_states"
+_STATES_OF_A_WEIGHT = 2
+"""Both moments of Adam."""
 
 
 def allocator_workloads(profile: Profile, job: Job, overhead: Overhead) -> tuple[Workload, ...]:
     """What the default stream's pool is asked for, in its order; several where nothing of one is left in the next.
 
     Where the engine handles gradients, each dies when it is whole, and what the engine makes of it stands beside.
+    States of an optimizer of PyTorch are made in the first step, where the pass has left room in its blocks.
     Gathered weights have a pool of their own (`gather_workload`). So have the reduced gradients of FSDP, which are made
     on another stream: its optimizer step finds the pool of the backward pass empty.
     """
     terms = engine_terms(profile.parameters, job, profile.request.dtype)
     weights = weights_of(profile.parameters, job, profile.request.dtype)
     residents = [*_weight_sizes(weights, terms.resident, job), profile.buffers_bytes, overhead.workspace_bytes]
+    lazy = terms.resident.get(_STATES, 0) if job.engine != "deepspeed" else 0
     for name, size_bytes in terms.resident.items():
-        if name not in _WEIGHT_TERMS:
+        if name not in _WEIGHT_TERMS and not (lazy and name == _STATES):
             residents += _parts(size_bytes, weights, job)
+    trained = tuple(weight for weight in weights if weight.is_trained)
+    update = list(_update_sizes(trained, terms.step, job))
     requests = _Requests(profile, job)
     requests.run(handles_gradients=not _is_whole(job))
-    update = list(_update_sizes(weights, terms.step, job))
+    requests.bear_all(_state_sizes(trained, lazy, job), lives_on=True)
     if job.engine != "fsdp":
         requests.bear_all(update)
         return (requests.workload(residents),)
     step = _Requests(profile, job)
-    gradients_bytes = terms.step.get("gradients", 0)
-    step.bear_all([*_parts(gradients_bytes, weights, job), *update])
+    step.bear_all(_state_sizes(trained, lazy, job), lives_on=True)
+    step.bear_all([*_parts(terms.step.get("gradients", 0), weights, job), *update])
     return requests.workload(residents), step.workload(residents)
 
 
@@ -72,6 +79,7 @@ class _Requests:
         self._held: list[int] = []
         """Storages that stand for the engine's gradients, the oldest first."""
         self._held_bytes = 0
+        self._lasting: list[int] = []
 
     def run(self, *, handles_gradients: bool) -> None:
         """All events of the profile in their order."""
@@ -99,17 +107,21 @@ class _Requests:
                 waiting.append(event)
         self.events += [-storage for storage in waiting]
 
-    def bear_all(self, sizes_bytes: Sequence[int]) -> None:
-        """Storages that stand together until the end, as the temporaries of the optimizer step do."""
-        for size_bytes in sizes_bytes:
-            self._bear(size_bytes)
+    def bear_all(self, sizes_bytes: Sequence[int], *, lives_on: bool = False) -> None:
+        """Storages that stand together until the end, as the temporaries of the optimizer step do, or for ever."""
+        born = [self._bear(size_bytes) for size_bytes in sizes_bytes]
+        if lives_on:
+            self._lasting += born
 
     def workload(self, resident_bytes: Sequence[int]) -> Workload:
         """All requests so far, beside what is resident."""
+        lives_on = np.zeros(len(self.sizes_bytes), dtype=np.bool_)
+        lives_on[[storage - 1 for storage in self._lasting]] = True
         return Workload(
             events=np.array(self.events, dtype=np.int32),
             sizes_bytes=np.array(self.sizes_bytes, dtype=np.int64),
             resident_bytes=[size for size in resident_bytes if size],
+            lives_on=lives_on if self._lasting else None,
             expandable_segments=self._job.expandable_segments,
         )
 
@@ -167,14 +179,23 @@ def _parts(size_bytes: int, weights: tuple[Weight, ...], job: Job) -> list[int]:
     return [round(size_bytes * shard / sum(shards)) for shard in shards]
 
 
-def _update_sizes(weights: tuple[Weight, ...], step: Terms, job: Job) -> Iterator[int]:
+def _state_sizes(trained: tuple[Weight, ...], states_bytes: int, job: Job) -> list[int]:
+    """Two states for each tensor that the optimizer knows."""
+    if not states_bytes:
+        return []
+    whole = [weight.bytes for weight in trained] if _is_whole(job) else unit_shard_bytes(trained, job)
+    each = [round(states_bytes * size / sum(whole) / _STATES_OF_A_WEIGHT) for size in whole]
+    return [size for size in each for _ in range(_STATES_OF_A_WEIGHT)]
+
+
+def _update_sizes(trained: tuple[Weight, ...], step: Terms, job: Job) -> Iterator[int]:
     """Temporaries of the optimizer step: one for each tensor that the update walks over."""
     total_bytes = step.get("optimizer_temporaries", 0)
-    trained = [weight.bytes for weight in weights if weight.is_trained]
-    if total_bytes and trained and job.engine == "torch" and job.optimizer_loop == "foreach":
-        yield from (round(size * total_bytes / sum(trained)) for size in trained)
+    sizes = [weight.bytes for weight in trained]
+    if total_bytes and sizes and job.engine == "torch" and job.optimizer_loop == "foreach":
+        yield from (round(size * total_bytes / sum(sizes)) for size in sizes)
     elif total_bytes:
-        yield from _parts(total_bytes, tuple(weight for weight in weights if weight.is_trained), job)
+        yield from _parts(total_bytes, trained, job)
 
 
 def _gradient_order(profile: Profile) -> list[int]:
