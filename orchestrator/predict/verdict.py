@@ -10,7 +10,7 @@ from orchestrator.predict.allocator import replay, reserved_interval, smallest_c
 from orchestrator.predict.job import Job
 from orchestrator.predict.memory import Bill, bill
 from orchestrator.predict.overhead import Overhead
-from orchestrator.predict.reserve import allocator_workloads, gather_workload
+from orchestrator.predict.reserve import after_other_lengths, allocator_workloads, gather_workload
 from orchestrator.predict.terms import total
 
 FRAGMENTATION = 1.03
@@ -53,9 +53,11 @@ def judge(
     capacity_bytes: int | None = None,
     spread: Spread | None = None,
     replays: bool = True,
+    lengths_vary: bool = False,
 ) -> Verdict:
     """The verdict on `job`. `capacity_bytes`: what the device has for this process, context included.
 
+    `lengths_vary`: batches differ in length, which widens the reserved interval: cached blocks do not match.
     Without `replays` the allocator's share is taken from FRAGMENTATION, which costs milliseconds less.
     """
     made = bill(profile, job, overhead)
@@ -64,7 +66,7 @@ def judge(
         reserved, smallest = (made.peak_allocated_bytes, made.peak_allocated_bytes), made.peak_allocated_bytes
     elif replays:
         within = None if capacity_bytes is None else max(capacity_bytes - beside_bytes, 0)
-        reserved, smallest = _replayed(profile, job, overhead, made, within)
+        reserved, smallest = _replayed(profile, job, overhead, made, within, lengths_vary)
     else:
         smallest = round(made.peak_allocated_bytes * FRAGMENTATION)
         reserved = (smallest, smallest)
@@ -102,7 +104,7 @@ def default_spread(profile: Profile, job: Job) -> Spread:
 
 
 def _replayed(
-    profile: Profile, job: Job, overhead: Overhead, made: Bill, capacity_bytes: int | None
+    profile: Profile, job: Job, overhead: Overhead, made: Bill, capacity_bytes: int | None, lengths_vary: bool
 ) -> tuple[tuple[int, int], int]:
     """Reserved interval and smallest capacity; the phases that come once are not replayed, but bound them."""
     passes, *later = allocator_workloads(profile, job, overhead)
@@ -116,6 +118,9 @@ def _replayed(
         own_low, own_high = reserved_interval(workload, at_ease)
         low, high = max(low, own_low), max(high, own_high + gathered_bytes)
         smallest = max(smallest, smallest_capacity_bytes(workload))
+    if lengths_vary:
+        varied = replay(after_other_lengths(passes, profile, job), at_ease)
+        high = max(high, varied.peak_reserved_bytes + gathered_bytes)
     least = made.peak_allocated_bytes
     low, high, smallest = max(low, least), max(high, least), max(smallest, least)
     return (low, max(low, high)), smallest
