@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.published_cells import Row
 from benchmarks.published_prices import Unpriced, predict_all
 from benchmarks.published_rows import PublishedRun, Skipped, interpret
-from benchmarks.published_scores import TARGETS, ScoredRun, Scores, scores
+from benchmarks.published_scores import TARGETS, ScoredRun, Scores, scores, with_margins
 
 NEEDED_COLUMNS = (
     "id", "source", "model", "method", "lora_rank", "lora_targets", "precision", "optimizer", "parallelism", "n_gpus",
@@ -64,7 +64,7 @@ def evaluate(rows: Sequence[Row], cache: Path) -> tuple[list[ScoredRun], list[Sk
             skipped.append(Skipped(run.id, run.source, run.tier, run.measured.outcome, str(prediction)))
         else:
             priced.append(ScoredRun(run, prediction))
-    return priced, skipped
+    return with_margins(priced), skipped
 
 
 def groups(runs: Sequence[ScoredRun], skipped: Sequence[Skipped]) -> dict[str, Scores]:
@@ -112,7 +112,9 @@ def print_tables(found: dict[str, Scores], console: Console) -> None:
     for reason, count in reasons.items():
         console.print(f"skipped {count:>4}  {reason}", highlight=False)
     console.print(
-        "tokens/s: rows of a source are halved by turns; one constant of each half corrects the other.", highlight=False
+        "tokens/s: rows of a source are halved by turns; one constant of each half corrects the other.\n"
+        "reserved: the replay's interval, widened by what 90 % of other sources' allocated errors stay under.",
+        highlight=False,
     )
     for target in TARGETS:
         verdict = "met" if target.is_met(found) else "missed"

@@ -208,6 +208,8 @@ _IS_FULL = ("packed", "padding-free", "full length", "packed blocks", "fixed len
 def is_padded(row: Row, micro_batch: int) -> bool:
     """Whether rows of a batch differ in length, so that an attention mask takes part."""
     text = row.get("packed", "").lower()
+    if text.startswith("truncated"):
+        return micro_batch > 1
     if any(word in text for word in _IS_FULL) or text.startswith("unpadded"):
         return False
     return micro_batch > 1 and text.startswith(_IS_PADDED)
@@ -216,4 +218,10 @@ def is_padded(row: Row, micro_batch: int) -> bool:
 def is_full_length(row: Row) -> bool:
     """Whether every row has `seq_len` tokens, so that samples and steps can be counted in tokens."""
     text = row.get("packed", "").lower()
-    return any(word in text for word in _IS_FULL) or "padded to max" in text or "max len" in text
+    is_full = any(word in text for word in _IS_FULL) or "padded to max" in text or "max len" in text
+    return is_full and not has_lengths(row)
+
+
+def has_lengths(row: Row) -> bool:
+    """Whether batches differ in length from step to step."""
+    return row.get("packed", "").lower().startswith("truncated")

@@ -12,8 +12,9 @@ from orchestrator.placement.tracing import Untraceable, request_key, trace_all
 from orchestrator.predict.constants import CUDA_CLOCK
 from orchestrator.predict.machine import device_links, processor
 from orchestrator.predict.overhead import default_overhead
+from orchestrator.predict.terms import total
 from orchestrator.predict.time import step_time
-from orchestrator.predict.verdict import Verdict, judge
+from orchestrator.predict.verdict import FRAGMENTATION, Spread, Verdict, judge, probability_fits
 
 TRACES_AT_ONCE = 2
 _MOST_MISCOUNT = 0.01
@@ -47,17 +48,51 @@ def _predict(run: PublishedRun, profile: Profile | Untraceable) -> Prediction:
     if isinstance(profile, Untraceable):
         raise Unpriced(f"cannot be traced: {profile}")
     _check_count(run, profile)
-    verdict = _judge(run, profile, run.job.point)
-    shortest = _judge(run, profile, replace(run.job.point, sequence_tokens=run.shortest_tokens))
+    if run.splits_layers:
+        return _predict_split(run, _judge(run, profile, run.job.point, replays=False))
+    verdict = _judge(run, profile, run.job.point, replays=False)
+    if run.measured.reserved_bytes is not None or _is_close(verdict):
+        verdict = _judge(run, profile, run.job.point, replays=True)
+    lowest = verdict
+    if run.shortest_tokens != run.job.point.sequence_tokens:
+        lowest = _judge(run, profile, replace(run.job.point, sequence_tokens=run.shortest_tokens), replays=True)
     return Prediction(
         allocated_bytes=verdict.bill.steady_allocated_bytes,
-        reserved_bytes=(shortest.reserved_bytes[0], verdict.reserved_bytes[1]),
+        reserved_bytes=(lowest.reserved_bytes[0], verdict.reserved_bytes[1]),
         needed_bytes=verdict.needed_bytes,
         fits_probability=verdict.probability_fits,
         tokens_per_s=_tokens_per_s(run, profile),
         phase=verdict.bill.binding_phase.value,
         term=verdict.bill.binding_term,
     )
+
+
+_WHOLE_TERMS = ("logits", "temporaries", "workspace")
+"""Of the last layers' device alone; all else is divided with the layers."""
+_SPLIT_SPREAD = Spread(0.0, 0.1)
+
+
+def _predict_split(run: PublishedRun, verdict: Verdict) -> Prediction:
+    """Of the device with the last layers, which makes the logits too; layers are taken to be of equal size."""
+    needed_bytes = FRAGMENTATION * max(
+        sum(size if name in _WHOLE_TERMS else size / run.devices for name, size in terms.items())
+        for terms in verdict.bill.phases.values()
+    )
+    needed_bytes += total(verdict.bill.device_overhead)
+    fits = None
+    if run.card.capacity_bytes is not None:
+        fits = probability_fits(needed_bytes, run.card.capacity_bytes, _SPLIT_SPREAD)
+    phase, term = verdict.bill.binding_phase.value, verdict.bill.binding_term
+    return Prediction(needed_bytes, (needed_bytes, needed_bytes), needed_bytes, fits, None, phase, term)
+
+
+_CLOSE = 0.2
+"""Within this share of the card's capacity the allocator is replayed; further away it cannot change the outcome."""
+
+
+def _is_close(verdict: Verdict) -> bool:
+    capacity_bytes = verdict.capacity_bytes
+    return capacity_bytes is not None and abs(verdict.needed_bytes / capacity_bytes - 1) < _CLOSE
 
 
 def _check_count(run: PublishedRun, profile: Profile) -> None:
@@ -69,15 +104,16 @@ def _check_count(run: PublishedRun, profile: Profile) -> None:
         raise Unpriced("the row's trained weights are not those of its configuration")
 
 
-def _judge(run: PublishedRun, profile: Profile, point: Point) -> Verdict:
+def _judge(run: PublishedRun, profile: Profile, point: Point, *, replays: bool) -> Verdict:
     job = replace(run.job, point=point)
-    return judge(profile, job, default_overhead("cuda"), run.card.capacity_bytes)
+    overhead, capacity_bytes = default_overhead("cuda"), run.card.capacity_bytes
+    return judge(profile, job, overhead, capacity_bytes, replays=replays, lengths_vary=run.lengths_vary)
 
 
 def _tokens_per_s(run: PublishedRun, profile: Profile) -> float | None:
     """Of one device."""
     device = run.card.device
-    if device is None or run.splits_layers:
+    if device is None:
         return None
     step = step_time(profile, run.job, processor(device), device_links(device), CUDA_CLOCK)
     return step.tokens_per_second / run.job.world_size

@@ -36,8 +36,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """One row, ready to be predicted. `shortest_tokens` is below the point's sequence where the row states a cap
-    that its batches stay under."""
+    """One row, ready to be predicted.
+
+    `splits_layers`: consecutive layers lie on different ones of `devices`; only the outcome of such a row is compared.
+    `shortest_tokens` is below the point's sequence where the row states a cap that its batches stay under.
+    """
 
     id: str
     source: str
@@ -45,8 +48,10 @@ class PublishedRun:
     request: TraceRequest
     job: Job
     card: Card
+    devices: int
     splits_layers: bool
     shortest_tokens: int
+    lengths_vary: bool
     trained_numel: int | None
     measured: Measured
 
@@ -99,10 +104,12 @@ def _run(row: Row) -> PublishedRun:
         request=request,
         job=_job(row, request, point, engine, numbers, habits),
         card=card(row["gpu"], cells.whole(row, "gpu_gb") or habits.gpu_gb),
+        devices=cells.whole(row, "n_gpus") or 1,
         splits_layers=engine.splits_layers,
         shortest_tokens=shortest_tokens,
+        lengths_vary=cells.has_lengths(row),
         trained_numel=_stated_trained(row),
-        measured=_measured(row, point),
+        measured=_measured(row, point, is_whole=not engine.splits_layers),
     )
 
 
@@ -275,17 +282,17 @@ def _stated_trained(row: Row) -> int | None:
     return None if match is None else int(match[1].replace(",", ""))
 
 
-def _measured(row: Row, point: Point) -> Measured:
+def _measured(row: Row, point: Point, *, is_whole: bool) -> Measured:
     def gib(column: str) -> float | None:
         found = cells.number(row, column)
-        return None if found is None else found * GIB
+        return None if found is None or not is_whole else found * GIB
 
     return Measured(
         outcome=_outcome(row),
         allocated_bytes=gib("peak_allocated_gib"),
         reserved_bytes=gib("peak_reserved_gib"),
         device_bytes=gib("peak_smi_gib"),
-        tokens_per_s=_tokens_per_s(row, point),
+        tokens_per_s=_tokens_per_s(row, point) if is_whole else None,
     )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import JsonValue
@@ -27,6 +27,8 @@ class Prediction:
     tokens_per_s: float | None
     phase: str
     term: str
+    margin: float = 0.0
+    """By how much of itself the reserved interval was widened on each side."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,32 @@ class ScoredRun:
         """Whether any quantity of the row is compared."""
         has_outcome = self.is_predicted_out_of_memory is not None
         return has_outcome or self.allocated_error is not None or self.is_inside is not None or _has_speed(self)
+
+
+_LEAST_RESIDUALS = 10
+_UNKNOWN_MARGIN = 0.05
+"""Where other sources give too few residuals to go by."""
+_COVERAGE = 0.9
+
+
+def with_margins(runs: Sequence[ScoredRun]) -> list[ScoredRun]:
+    """`runs` with reserved intervals widened on both sides by the error of the bill under the allocator.
+
+    A source's margin is the size that 90 % of the errors of allocated peaks of all *other* sources stay under.
+    """
+    margins = {source: _margin(runs, source) for source in dict.fromkeys(run.run.source for run in runs)}
+    return [_widened(run, margins[run.run.source]) for run in runs]
+
+
+def _margin(runs: Sequence[ScoredRun], source: str) -> float:
+    errors = [abs(run.allocated_error) for run in runs if run.run.source != source and run.allocated_error is not None]
+    return float(np.quantile(errors, _COVERAGE)) if len(errors) >= _LEAST_RESIDUALS else _UNKNOWN_MARGIN
+
+
+def _widened(run: ScoredRun, margin: float) -> ScoredRun:
+    low, high = run.prediction.reserved_bytes
+    widened = replace(run.prediction, reserved_bytes=(low * (1 - margin), high * (1 + margin)), margin=margin)
+    return ScoredRun(run.run, widened)
 
 
 def scores(runs: Sequence[ScoredRun], skipped: Sequence[Skipped]) -> Scores:
@@ -106,7 +134,14 @@ def _reserved(runs: Sequence[ScoredRun]) -> Scores:
         "reserved_rows": len(scored),
         "reserved_inside_interval_pct": _percent(1 - len(outside) / len(scored)) if scored else None,
         "reserved_outside": [run.run.id for run in outside],
+        "reserved_margin_pct": _percent(float(np.mean([run.prediction.margin for run in scored]))) if scored else None,
+        "reserved_median_width_pct": _percent(float(np.median([_width(run) for run in scored]))) if scored else None,
     }
+
+
+def _width(run: ScoredRun) -> float:
+    low, high = run.prediction.reserved_bytes
+    return high / low - 1
 
 
 def _out_of_memory(runs: Sequence[ScoredRun]) -> Scores:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from benchmarks import published
 from benchmarks.published_cells import Row
 from benchmarks.published_rows import Measured, PublishedRun, Skipped, interpret
-from benchmarks.published_scores import Prediction, ScoredRun, scores
+from benchmarks.published_scores import Prediction, ScoredRun, scores, with_margins
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import LossPath, Quantization
 from orchestrator.contract.units import GIB
@@ -192,11 +193,7 @@ def scored(
 ) -> ScoredRun:
     interval = (10 * GIB, 12 * GIB)
     prediction = Prediction(allocated_gib * GIB, interval, allocated_gib * GIB, fits, tokens_per_s, "forward", "logits")
-    found = run(id=name)
-    return ScoredRun(
-        PublishedRun(**{**vars(found), "measured": measured}),
-        prediction,
-    )
+    return ScoredRun(replace(run(id=name), measured=measured), prediction)
 
 
 def test_memory_scores() -> None:
@@ -218,6 +215,18 @@ def test_memory_scores() -> None:
     assert (found["oom_recall"], found["oom_precision"]) == (0.5, 0.5)
     assert (found["oom_missed"], found["oom_false_alarms"]) == (["x-5"], ["x-3"])
     assert found["failed_predicted_oom_pct"] == 100
+
+
+def test_intervals_are_widened_by_the_errors_of_other_sources() -> None:
+    """Ten rows of source a are 4 % off; source b has no errors of its own, and the least count of others."""
+    measured = Measured("ran", 10 * GIB, 12.3 * GIB, None, None)
+    a_rows = [scored(f"a-{number}", measured, allocated_gib=10.4) for number in range(10)]
+    b_row = scored("b-0", measured, allocated_gib=20)
+    *_, last = with_margins([*a_rows, b_row])
+    assert last.prediction.reserved_bytes == pytest.approx((9.6 * GIB, 12.48 * GIB))
+    assert (b_row.is_inside, last.is_inside) == (False, True)
+    first = with_margins([*a_rows, b_row])[0]
+    assert first.prediction.margin == pytest.approx(0.05)
 
 
 def test_speed_is_corrected_by_the_other_half_of_a_source() -> None:
