@@ -154,7 +154,8 @@ def page(sections: Sequence[str], trials: int) -> str:
         f"`python -m benchmarks.two_nodes --trials {trials}`: {machine()}.",
         "The quickstart with two devices a trial, over one Ray node of two CPU slots and over two nodes of one slot "
         "each, which lie on the same machine and talk over loopback: nothing here says how fast a real network is. "
-        f"Outcomes may differ only where a measured peak lies within {NEAR_FRACTION:.0%} of the limit.",
+        f"Outcomes may differ only where a measured peak lies within {NEAR_FRACTION:.0%} of the limit. Seconds are the "
+        "whole command's and do not compare on a machine that is busy with other work.",
     )
     text = (textwrap.fill(paragraph, width=120, break_on_hyphens=False) for paragraph in paragraphs)
     return "\n\n".join(["# Two nodes beside one", *text, *sections]) + "\n"
