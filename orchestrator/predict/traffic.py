@@ -12,6 +12,7 @@ from typing import Literal
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import DTYPE_BYTES, Parameter, Profile
 from orchestrator.predict.job import Job
+from orchestrator.predict.reentrant import is_reentrant
 
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
 TrafficPhase = Literal["forward", "backward", "optimizer_step"]
@@ -158,11 +159,14 @@ def gathers(
 
 
 def _fsdp(profile: Profile, job: Job, sizes: _Sizes) -> Iterator[Collective]:
-    """Full shard: a unit a layer, gathered in both passes, the next one ahead (BACKWARD_PRE)."""
+    """Full shard: a unit a layer, gathered in both passes, the next one ahead (BACKWARD_PRE). A recomputation under a
+    reentrant checkpoint ends as a forward pass does, by dividing its unit, which the backward pass gathers again."""
     units = 1 + len({parameter.layer for parameter in profile.parameters if parameter.layer >= 0})
     times = job.gradient_accumulation
+    backward = 2 * units - 1 if is_reentrant(profile.request) else units
     yield Collective("weights_forward", "all_gather", "forward", sizes.gathered_bytes, units, times, True)
-    yield Collective("weights_backward", "all_gather", "backward", sizes.gathered_bytes, units, times, True)
+    gathered_bytes = sizes.gathered_bytes * backward / units
+    yield Collective("weights_backward", "all_gather", "backward", gathered_bytes, backward, times, True)
     yield Collective("gradients", "reduce_scatter", "backward", sizes.gradient_bytes, units, 1, True)
 
 
