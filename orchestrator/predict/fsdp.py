@@ -119,15 +119,18 @@ def fsdp_window(
     layer_of = [weights[module.parameters[0]].layer if module.parameters else ROOT for module in modules]
     backward = {int(Mark.BEFORE_BACKWARD), int(Mark.AFTER_BACKWARD)}
     live = np.zeros(len(marks), dtype=np.int64)
-    current, is_backward, is_open = ROOT, False, False
+    last = max(parts)
+    current, is_backward, is_open, upcoming = ROOT, False, False, last
     for row, (_, mark, payload) in enumerate(marks):
         if mark in (Mark.BEFORE_FORWARD, Mark.BEFORE_BACKWARD):
             is_open = True
             is_backward = is_backward or mark in backward
-            if layer_of[payload] != ROOT:
-                current = layer_of[payload]
+            current = layer_of[payload]
+            if is_backward and current != ROOT:
+                upcoming = current - 1
+        # a layer's unit is divided again when its pass is over: before the head only the root is whole
         running = parts[current].gathered_bytes if current != ROOT else 0
-        has_next = gathers_ahead and is_backward and current > 0 and current - 1 in parts
-        ahead = parts[current - 1].gathered_bytes if has_next else 0
+        has_next = gathers_ahead and is_backward and upcoming >= 0 and upcoming in parts
+        ahead = parts[upcoming].gathered_bytes if has_next else 0
         live[row] = (root_bytes + running + ahead) if is_open else 0
     return live
