@@ -7,6 +7,7 @@ runs two optimizer steps, and writes what it holds, by class and by unique stora
 import gc
 import json
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +16,11 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.config import TrialConfig
+from orchestrator.trial import engine as trial_engine
 from orchestrator.trial.device import open_device
 from orchestrator.trial.engine import build_engine, deepspeed_config, select_accelerator
 from orchestrator.trial.group import Group, RankPlace
@@ -36,18 +40,62 @@ def storages(values: Iterable[Any]) -> Storages:
 
 
 def everything() -> Storages:
-    """Every storage that Python can reach."""
+    """Every storage of a tensor that was made after the last `gc.freeze`."""
     gc.collect()
     return storages(thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor))
+
+
+class Peak(TorchDispatchMode):
+    """Highest bytes of the storages of `tensors`, while they live, and of all that are made while active."""
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        super().__init__()
+        self._sizes: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.live_bytes = 0
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor)
+        self.start_bytes = self.peak_bytes = self.end_bytes = self.live_bytes
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        gc.collect()
+        self.end_bytes = self.live_bytes
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive or not storage.nbytes():
+            return
+        self._sizes[key] = storage.nbytes()
+        self._alive[key] = weakref.ref(storage, lambda _: self._drop(key))
+        self.live_bytes += storage.nbytes()
+
+    def _drop(self, key: int) -> None:
+        del self._alive[key]
+        self.live_bytes -= self._sizes.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        given = {tensor.untyped_storage()._cdata for tensor in inputs}
+        for leaf in tree_leaves(out):
+            if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
+                continue
+            if leaf.untyped_storage()._cdata not in given:
+                self._note(leaf)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return out
 
 
 def weights_held(model: nn.Module) -> tuple[Storages, Storages]:
     """Weights (shards in stage 3), and what is gathered from them."""
     parameters = list(model.parameters())
     sharded = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor")]
-    if not sharded:
-        return storages(parameter.data for parameter in parameters), {}
-    return storages(parameter.ds_tensor for parameter in sharded), storages(parameter.data for parameter in sharded)
+    whole = [parameter for parameter in parameters if not hasattr(parameter, "ds_tensor")]
+    weights = storages([*(parameter.data for parameter in whole), *(parameter.ds_tensor for parameter in sharded)])
+    return weights, storages(parameter.data for parameter in sharded)
 
 
 def masters_of(optimizer: Any) -> list[torch.Tensor]:
@@ -70,8 +118,8 @@ def buckets_of(optimizer: Any) -> list[torch.Tensor]:
     return found
 
 
-def held(model: nn.Module, optimizer: Any, before: Storages) -> dict[str, int]:
-    """Bytes by class after a step; `other` is every tensor in no class that was not there `before`."""
+def held(model: nn.Module, optimizer: Any) -> dict[str, int]:
+    """Bytes by class after a step; `other` is every tensor in no class."""
     weights, gathered = weights_held(model)
     masters = masters_of(optimizer)
     classes: dict[str, Storages] = {
@@ -102,9 +150,21 @@ def held(model: nn.Module, optimizer: Any, before: Storages) -> dict[str, int]:
     for name, found in classes.items():
         result[name] = sum(size for address, size in found.items() if address not in seen)
         seen |= found
-    others = {address: size for address, size in everything().items() if address not in seen and address not in before}
+    others = {address: size for address, size in everything().items() if address not in seen}
     result["other"] = sum(others.values())
     return result
+
+
+def gradients_of(model: nn.Module, optimizer: Any) -> list[Any]:
+    """Gradients and buckets, wherever an optimizer keeps them."""
+    lists = getattr(optimizer, "all_grad_tensors", None) or {}
+    return [
+        *(parameter.grad for parameter in model.parameters()),
+        *buckets_of(optimizer),
+        getattr(optimizer, "grads_in_partition", None),
+        *(tensor for tensors in lists.values() for tensor in tensors or []),
+        *(tensor for tensors in getattr(optimizer, "averaged_gradients", {}).values() for tensor in tensors or []),
+    ]
 
 
 def open_gradients(model: nn.Module, optimizer: Any) -> int:
@@ -112,15 +172,7 @@ def open_gradients(model: nn.Module, optimizer: Any) -> int:
     kept = storages([getattr(optimizer, "grad_partitions_flat_buffer", None)])
     if kept:
         kept |= storages(buckets_of(optimizer))
-    lists = getattr(optimizer, "all_grad_tensors", None) or {}
-    found = storages(
-        [
-            *(parameter.grad for parameter in model.parameters()),
-            *buckets_of(optimizer),
-            getattr(optimizer, "grads_in_partition", None),
-            *(tensor for tensors in lists.values() for tensor in tensors or []),
-        ]
-    )
+    found = storages(gradients_of(model, optimizer))
     return sum(size for address, size in found.items() if address not in kept)
 
 
@@ -168,11 +220,11 @@ def gathered_for(module: nn.Module) -> list[nn.Parameter]:
 
 def run_case(config: TrialConfig, device: Any, place: RankPlace) -> dict[str, Any]:
     """Build, train two optimizer steps, tell."""
-    before = everything()
     resolved = deepspeed_config(config, pin_memory=False)
     loaded = build_model(config, resolved, torch.device("cpu"))
     model = loaded.model
     named = list(model.named_parameters())
+    weights_loaded, _ = weights_held(model)
     numbers = {id(parameter): number for number, (_, parameter) in enumerate(named)}
     parameters = [
         {
@@ -183,8 +235,8 @@ def run_case(config: TrialConfig, device: Any, place: RankPlace) -> dict[str, An
         }
         for name, parameter in named
     ]
-    built = build_engine(model, config, resolved, device)
-    engine = built.engine
+    with Peak(getattr(parameter, "ds_tensor", parameter.data) for _, parameter in named) as init:
+        engine = build_engine(model, config, resolved, device).engine
     order: list[int] = []
     timelines: list[list[int]] = []
 
@@ -212,14 +264,20 @@ def run_case(config: TrialConfig, device: Any, place: RankPlace) -> dict[str, An
             del loss
             if step == 1 and micro_step == 0 and config.gradient_accumulation > 1:
                 between = open_gradients(model, engine.optimizer)
-            engine.step()
+            if step + 1 < STEPS or micro_step + 1 < config.gradient_accumulation:
+                engine.step()
+    with Peak(gradients_of(model, engine.optimizer)) as optimizer_step:
+        engine.step()
     result = {
         "parameters": parameters,
         "modules": [[numbers[id(parameter)] for parameter in gathered_for(module)] for module in model.modules()],
-        "held": held(model, engine.optimizer, before),
+        "held": held(model, engine.optimizer),
         "gradient_order": list(order),
         "gradient_timelines": timelines[-config.gradient_accumulation :],
         "between": between,
+        "loaded": sum(weights_loaded.values()),
+        "init": init.peak_bytes - init.start_bytes,
+        "step": optimizer_step.peak_bytes - optimizer_step.end_bytes,
         "gathers": calls if config.knobs.zero_stage == 3 else [],
         "optimizer": type(engine.optimizer).__name__,
     }
@@ -228,6 +286,8 @@ def run_case(config: TrialConfig, device: Any, place: RankPlace) -> dict[str, An
 
 
 def main(directory: Path) -> None:
+    # it allocates for a moment to fail early under a limit, which no rank has here
+    trial_engine.require_gloo_room = lambda: None
     configs = [TrialConfig.model_validate(case) for case in json.loads((directory / "cases.json").read_text())]
     place = RankPlace.from_environment()
     device = open_device(configs[0], place)
@@ -235,8 +295,9 @@ def main(directory: Path) -> None:
     group = Group(place, device.backend, 120.0)
     results = []
     for config in configs:
-        results.append(run_case(config, device, place))
         gc.collect()
+        gc.freeze()  # what the libraries and earlier engines hold is not looked at again
+        results.append(run_case(config, device, place))
     (directory / f"rank{place.rank}.json").write_text(json.dumps(results))
     group.close()
 
