@@ -41,5 +41,8 @@ class Job:
     sub_group_size: int = 1_000_000_000
     loads_sharded: bool = True
     """Under stage 3 and FSDP: weights are born in shards, not as a whole copy on every rank."""
+    quantised_storage: Literal["model", "uint8"] = "model"
+    """Element type of packed quantised weights (`bnb_4bit_quant_storage`): the model's 16-bit one, or bitsandbytes'
+    default, which stage 3 and FSDP leave whole on every rank."""
     expandable_segments: bool = False
     """The caching allocator's `expandable_segments` setting."""

@@ -8,8 +8,8 @@ from orchestrator.predict.job import Job
 from orchestrator.predict.terms import Terms
 
 _PACKED_BYTES = 2
-"""Element of a packed quantised weight: engines shard it only when `bnb_4bit_quant_storage` is the 16-bit type of the
-model (peft docs, accelerate/deepspeed.md and accelerate/fsdp.md)."""
+"""Element of a packed quantised weight where `bnb_4bit_quant_storage` is the 16-bit type of the model. Engines that
+shard weights leave others whole (peft docs, accelerate/deepspeed.md and accelerate/fsdp.md)."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def _weight(index: int, parameter: Parameter, job: Job, precision: Dtype) -> Wei
         packed_bytes = -(-numel // 2) if parameter.bytes_per_element < 1 else numel
         scales_bytes = max(stored_bytes - packed_bytes, 0)
         numel, element_bytes = -(-packed_bytes // _PACKED_BYTES), _PACKED_BYTES
+        if job.quantised_storage == "uint8" and (job.engine == "fsdp" or job.zero_stage == 3):
+            numel, scales_bytes = 0, stored_bytes
     elif _casts(job, precision):
         element_bytes = DTYPE_BYTES[precision]
     return Weight(
