@@ -7,17 +7,19 @@ micro-step on). Line numbers are those of `runtime/zero/partitioned_param_coordi
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract.profile import Mark, Module, StepPhase
+from orchestrator.contract.profile import Mark, Module, Point, StepPhase
 from orchestrator.predict.job import Job
 from orchestrator.predict.weights import Weight
 from orchestrator.predict.zero3 import is_persistent
 
 _NEVER = -(10**10)
+_ANY_POINT = Point(1, 1)
 _CALLS = {int(Mark.BEFORE_FORWARD), int(Mark.AFTER_FORWARD), int(Mark.BEFORE_BACKWARD), int(Mark.AFTER_BACKWARD)}
 
 
@@ -40,13 +42,16 @@ class GatherWindow:
     gathered_bytes: int
     """Of all gathers together: what the pass receives and sends."""
 
-    def held_bytes(self, calls_ahead: int) -> NDArray[np.int64]:
-        """Bytes after each mark when the host runs `calls_ahead` marks ahead of the device: what it has freed stays
-        taken until the device has passed that point (runtime/zero/partition_parameters.py:327, `record_stream`)."""
+    def held_bytes(self, marks_ahead: int) -> NDArray[np.int64]:
+        """Bytes after each mark when the host runs that many marks ahead of the device: what it has freed is taken
+        until the device has passed that point (runtime/zero/partition_parameters.py:327, `record_stream`).
+
+        It is reserved, not allocated, and no limit: an allocator that runs out waits for the device and takes it back.
+        """
         births = self.events > 0
         sizes = np.where(births, 1, -1) * self.sizes_bytes[np.abs(self.events) - 1]
         rows = len(self.live_bytes)
-        delayed = np.where(births, self.event_marks, np.minimum(self.event_marks + calls_ahead, rows))
+        delayed = np.where(births, self.event_marks, np.minimum(self.event_marks + marks_ahead, rows))
         return np.cumsum(np.bincount(delayed, weights=sizes, minlength=rows + 1)).astype(np.int64)[:rows]
 
 
@@ -85,12 +90,22 @@ def zero3_window(
     weights: Sequence[Weight], modules: Sequence[Module], marks: NDArray[np.int32], job: Job
 ) -> GatherWindow:
     """The window over `marks` (rows as in a profile), in the first micro-step after an optimizer step."""
+    # neither the point nor accumulation moves the window, so a sweep asks for few different ones
+    settings = replace(job, point=_ANY_POINT, gradient_accumulation=1)
+    return _cached_window(tuple(weights), tuple(module.parameters for module in modules), marks.tobytes(), settings)
+
+
+@lru_cache(maxsize=64)
+def _cached_window(
+    weights: tuple[Weight, ...], owned: tuple[tuple[int, ...], ...], marks_bytes: bytes, job: Job
+) -> GatherWindow:
+    marks = np.frombuffer(marks_bytes, dtype=np.int32).reshape(-1, 3)
     calls = _calls(marks)
-    steps = [modules[payload].parameters for _, mark, payload, _ in calls if _is_fetch(mark)]
+    steps = [owned[payload] for _, mark, payload, _ in calls if _is_fetch(mark)]
     coordinator = _Coordinator(weights, steps, job)
     for row, mark, payload, in_backward in calls:
         coordinator.storages.mark = row
-        own = modules[payload].parameters
+        own = owned[payload]
         match Mark(mark):
             case Mark.BEFORE_FORWARD:
                 coordinator.fetch(payload, own, is_recomputation=in_backward)
@@ -102,7 +117,7 @@ def zero3_window(
             case _:
                 coordinator.release_backward(payload, own)
     coordinator.storages.mark = len(marks)
-    coordinator.release_leftovers(modules)
+    coordinator.release_leftovers(owned)
     return _window(coordinator.storages, len(marks), coordinator.gathered_bytes)
 
 
@@ -191,11 +206,11 @@ class _Coordinator:
             if self._may_go(index) if index not in recomputed else not self._persists[index]:
                 self._free(index)
 
-    def release_leftovers(self, modules: Sequence[Module]) -> None:
+    def release_leftovers(self, owned: Sequence[tuple[int, ...]]) -> None:
         """Modules whose backward pass has not ended (:557)."""
         while self.active_backward:
             module, _ = self.active_backward.popitem()
-            for index in {*modules[module].parameters, *self._recomputed.pop(module, set())}:
+            for index in {*owned[module], *self._recomputed.pop(module, set())}:
                 self._active[index].discard(module)
                 if not self._persists[index]:
                     self._free(index)
