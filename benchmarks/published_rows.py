@@ -12,7 +12,7 @@ from benchmarks.published_cells import NotPriced, Row, Versions
 from benchmarks.published_devices import Card, card
 from benchmarks.published_shapes import Shape, shape
 from benchmarks.published_sources import Conventions, conventions
-from orchestrator.contract.config import Checkpointing, ModelSource
+from orchestrator.contract.config import ModelSource
 from orchestrator.contract.profile import Dtype, LossPath, Point, Quantization, TraceRequest
 from orchestrator.contract.units import GIB
 from orchestrator.predict.job import Job
@@ -90,6 +90,8 @@ def _run(row: Row) -> PublishedRun:
     habits = conventions(row)
     if habits.unpriced is not None:
         raise NotPriced(habits.unpriced)
+    if re.match("unsloth", row.get("notes", ""), re.IGNORECASE):
+        raise NotPriced("unsloth's own kernels are not traced")
     if row.get("compile", "") == "yes":
         raise NotPriced("torch.compile is not traced")
     engine = cells.parallelism(row["parallelism"])
@@ -308,8 +310,3 @@ def _tokens_per_s(row: Row, point: Point) -> float | None:
     if step_s is None:
         return None
     return point.micro_batch * point.sequence_tokens * (cells.whole(row, "grad_accum") or 1) / step_s
-
-
-def is_checkpointed(run: PublishedRun) -> bool:
-    """Whether activations are recomputed."""
-    return run.request.gradient_checkpointing is Checkpointing.FULL

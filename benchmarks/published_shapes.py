@@ -31,6 +31,9 @@ class Shape:
         return window if isinstance(window, int) and self.config.get("use_sliding_window", True) else None
 
 
+_FINE_TUNED: dict[Task, Task] = {"masked_lm": "sequence_classification"}
+"""An encoder's own task is its pretraining; published runs fine-tune it as a classifier."""
+
 _STORED = re.compile(r"[ -]+(gptq|awq|int4|int8|bnb-4bit|4bit)\b.*$|\s*\(.*\)$|\s+int[48].*$", re.IGNORECASE)
 """Words about how weights are stored, which do not change the shape."""
 
@@ -40,5 +43,5 @@ def shape(model: str) -> Shape:
     for name in dict.fromkeys((model.strip(), _STORED.sub("", model.strip()))):
         entry = known(name)
         if entry is not None:
-            return Shape(entry.config, entry.task)
+            return Shape(entry.config, _FINE_TUNED.get(entry.task, entry.task))
     raise NotPriced(f"unknown model: {model}")
