@@ -10,7 +10,10 @@ from orchestrator.contract.errors import BrimfulError, StateError, UsageError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import TrialRecord
-from orchestrator.placement.local_devices import gpus
+from orchestrator.placement.forecast import Forecaster, cached_tracer, sweep_forecaster
+from orchestrator.placement.gate import ForecastGate
+from orchestrator.placement.local_devices import cpu_slots, gpus
+from orchestrator.placement.tracing import Untraceable
 from orchestrator.predict import flops
 from orchestrator.space.candidates import Space
 from orchestrator.spec.sweep import SweepSpec, TrackingSection
@@ -52,6 +55,43 @@ def build_strategy(spec: SweepSpec, space: Space, folder: Path, records: Sequenc
     from orchestrator.backends.optuna_study import OptunaStrategy
 
     return OptunaStrategy(space, spec.search, spec.objective, folder, records)
+
+
+def build_gate(
+    spec: SweepSpec, facts: Facts, space: Space, cache: Path, say: Callable[[str], None]
+) -> ForecastGate | None:
+    """The gate that keeps trials from being launched that surely do not fit.
+
+    None where nothing bounds them, where the spec never rejects, and where the model cannot be traced, which is said.
+    """
+    is_bounded = spec.limits.device_memory is not None or facts.device_memory_bytes is not None
+    if not is_bounded or spec.limits.reject_probability >= 1:
+        return None
+    forecaster = build_forecaster(spec, facts, space, cache, say)
+    return ForecastGate(forecaster, spec.limits.reject_probability) if forecaster is not None else None
+
+
+def build_forecaster(
+    spec: SweepSpec, facts: Facts, space: Space, cache: Path, say: Callable[[str], None]
+) -> Forecaster | None:
+    """What predicts the trials of `space`, their model traced; None where it cannot be traced, which is said."""
+
+    def progress(done: int, total: int) -> None:
+        say(f"Tracing the model for predictions: {done} of {total} structures done.")
+
+    forecaster = sweep_forecaster(spec, facts, threads_per_rank(), cached_tracer(cache, progress=progress))
+    try:
+        forecaster.prepare(candidate.config for candidate in space.candidates)
+    except Untraceable as error:
+        say(f"There are no predictions: {error}")
+        return None
+    return forecaster
+
+
+def lanes(device: str, world_size: int) -> int:
+    """How many trials of `world_size` ranks the devices of this machine hold at once; 1 where they hold none."""
+    devices = gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) if device == "cuda" else cpu_slots(threads_per_rank())
+    return max(1, len(devices) // world_size)
 
 
 def efficiency_of(

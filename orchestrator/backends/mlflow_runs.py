@@ -128,7 +128,8 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
 def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunContent:
     """The parent run. Its summary metrics and `best_so_far` carry the number of ended trials as their step."""
     spec = SweepSpec.model_validate(sweep.spec)
-    ended = sorted((trial for trial in trials if trial.outcome), key=_ended_s)
+    launched = [trial for trial in trials if not isinstance(trial.outcome, Rejected)]
+    ended = sorted((trial for trial in launched if trial.outcome), key=_ended_s)
     start_ms = _ms(sweep.created_s)
     last_ms = _ms(_ended_s(ended[-1])) if ended else start_ms
     best = ranking.best(spec.objective, trials)
@@ -138,7 +139,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "state": sweep.state.value,
         "reason": sweep.reason,
         "pool": sweep.pool,
-        "mlflow.note.content": _note(sweep, spec, best, trials),
+        "mlflow.note.content": _note(sweep, spec, best, launched),
         **({"best.trial": str(best.trial), "best.candidate": best.candidate} if best else {}),
     }
     params = {
@@ -150,7 +151,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "data": spec.data.path or spec.data.id or "",
         "model": spec.model.path or spec.model.id or "from the spec",
     }
-    summary = _summary(spec.objective, ended, best)
+    summary = {**_summary(spec.objective, ended, best), "n_rejected": float(len(trials) - len(launched))}
     totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items()]
     totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
     return _loggable(
@@ -256,6 +257,9 @@ def _outcome_tags(outcome: Outcome | None) -> dict[str, str]:
             }
         case Invalid(reason=text) | Infra(cause=text) | Diverged(evidence=text):
             return {"error": _first_line(text)}
+        case Rejected(probability_fits=probability, needed_bytes=needed_bytes):
+            size = {} if needed_bytes is None else {"predicted.needed_gib": f"{needed_bytes / GIB:.3f}"}
+            return {"predicted.probability_fits": f"{probability:.3g}", **size}
         case _:
             return {}
 

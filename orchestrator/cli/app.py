@@ -35,6 +35,9 @@ PoolName = Annotated[
 ]
 TrackingUri = Annotated[str | None, typer.Option(help="An MLflow server instead of the store under the home folder.")]
 NoTracking = Annotated[bool, typer.Option("--no-tracking", help="Do without MLflow.")]
+NoPredictions = Annotated[
+    bool, typer.Option("--no-predictions", help="Do without predictions: nothing is traced, nothing rejected.")
+]
 
 
 def _version(is_asked: bool) -> None:
@@ -70,6 +73,7 @@ def run(  # smell: typer makes an option of each parameter
     trials: Annotated[int | None, typer.Option(min=1, help="Budget: this many trials.")] = None,
     time: Annotated[str | None, typer.Option(help="Budget: this long, e.g. 10m or 2h.")] = None,
     allow_remote_code: AllowRemoteCode = False,
+    no_predictions: NoPredictions = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -81,7 +85,7 @@ def run(  # smell: typer makes an option of each parameter
     words += [f"budget.time={time}"] if time is not None else []
     words += [f"tracking.uri={tracking_uri}"] if tracking_uri is not None else []
     words += ["tracking.enabled=false"] if no_tracking else []
-    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet)
+    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions)
     raise typer.Exit(run_spec(spec, tuple(words), request, new=new, extend=extend))
 
 
@@ -92,13 +96,15 @@ def resume(  # smell: typer makes an option of each parameter
     pool: PoolName = None,
     address: Address = None,
     allow_remote_code: AllowRemoteCode = False,
+    no_predictions: NoPredictions = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Go on with a sweep from its stored spec: finished trials stay, interrupted ones run again."""
     from orchestrator.cli.driving import RunRequest, resume_sweep
 
-    raise typer.Exit(resume_sweep(name, RunRequest(home, pool, address, allow_remote_code, as_json, quiet)))
+    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions)
+    raise typer.Exit(resume_sweep(name, request))
 
 
 @app.command()
@@ -108,12 +114,13 @@ def plan(
     home: Home = DEFAULT_HOME,
     pool: PoolName = None,
     allow_remote_code: AllowRemoteCode = False,
+    no_predictions: NoPredictions = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what `run` would try and what it would leave out, without starting a trial or writing a file."""
-    from orchestrator.cli.planning import plan_spec
+    """Say what `run` would try, reject and leave out, with predicted memory, speed and cost. Starts no trial."""
+    from orchestrator.cli.planning import PlanRequest, plan_spec
 
-    plan_spec(spec, tuple(overrides or ()), home, pool, allow_remote_code, as_json)
+    plan_spec(spec, tuple(overrides or ()), PlanRequest(home, pool, allow_remote_code, not no_predictions), as_json)
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -23,7 +23,7 @@ from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
-from orchestrator.sweep.ports import TrialPool
+from orchestrator.sweep.ports import Gate, TrialPool
 
 CACHE_FOLDER = "cache"
 
@@ -38,6 +38,7 @@ class RunRequest:
     allow_remote_code: bool
     as_json: bool
     quiet: bool
+    predictions: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,27 @@ def _drive(order: Order, ledger: Ledger) -> int:
         pool = wiring.build_pool(pool_name, request.address)
         try:
             pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
+            gate = _gate(order, facts, space)
             if order.is_new and ledger.exists():
                 name = archive(ledger)
                 output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
             _write(order, ledger, facts, _record(order, before, space, pool_name))
-            files = _run(order, ledger, (facts, space, pool))
+            files = _run(order, ledger, (facts, space, pool, gate))
         finally:
             pool.close()
         return conclude(ledger, files, output)
 
 
-def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) -> ResultFiles:
-    facts, space, pool = parts
-    strategy = wiring.build_strategy(order.spec, space, ledger.folder, ledger.read_trials())
+_Parts = tuple[Facts, Space, TrialPool, Gate | None]
+
+
+def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
+    facts, space, pool, gate = parts
+    records = ledger.read_trials()
+    if gate is not None:
+        for record in records:
+            gate.learn(record)
+    strategy = wiring.build_strategy(order.spec, space, ledger.folder, records)
     interrupt = Interrupt()
     with (
         closing(strategy),
@@ -128,6 +137,7 @@ def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) ->
             pool=pool,
             strategy=strategy,
             logs=(view,) if tracking is None else (view, tracking),
+            gate=gate,
             efficiency=wiring.efficiency_of(facts, view.remark),
             interrupt=interrupt,
         )
@@ -137,6 +147,13 @@ def _run(order: Order, ledger: Ledger, parts: tuple[Facts, Space, TrialPool]) ->
             for file, folder in files.attachments:
                 tracking.attach(file, folder)
         return files
+
+
+def _gate(order: Order, facts: Facts, space: Space) -> Gate | None:
+    """What rejects candidates beforehand."""
+    if not order.request.predictions:
+        return None
+    return wiring.build_gate(order.spec, facts, space, order.request.home / CACHE_FOLDER, order.output.say)
 
 
 def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:

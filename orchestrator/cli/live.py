@@ -20,7 +20,7 @@ from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
 from orchestrator.report.rows import TrialRow
-from orchestrator.report.summary import OOM_KINDS, Summary, summarize
+from orchestrator.report.summary import OOM_KINDS, REJECTED, Summary, summarize
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog
 
@@ -80,7 +80,7 @@ class LineView:
         """See `RunLog`."""
         self._progress.trials[trial.trial] = trial
         summary = self._progress.summary()
-        if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
+        if summary is None or trial.outcome is None or trial.outcome.kind in (*INTERRUPTED_KINDS, REJECTED):
             return
         row = next(each for each in summary.rows if each.trial == trial.trial)
         left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
@@ -169,6 +169,7 @@ def _head(summary: Summary, elapsed_s: float) -> str:
     text += f", {summary.fit} fit, {summary.out_of_memory} out of memory"
     other = done - summary.fit - summary.out_of_memory
     text += f", {other} other" if other else ""
+    text += f", {len(summary.rejected)} not launched" if summary.rejected else ""
     text += f", {format_duration(elapsed_s)} so far"
     return text + (f", about {format_duration(left_s)} left" if left_s else "")
 

@@ -1,24 +1,35 @@
 """`plan` and `validate`: the way of `run` up to the first trial."""
 
 import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from orchestrator import wiring
+from orchestrator.cli.driving import CACHE_FOLDER
 from orchestrator.cli.output import Output
 from orchestrator.contract.config import Frozen
 from orchestrator.contract.facts import Facts
+from orchestrator.contract.outcome import Phase
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.placement.forecast import Forecast
+from orchestrator.placement.gate import rejection
 from orchestrator.placement.preflight import preflight
+from orchestrator.placement.preview import Preview, preview
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
 from orchestrator.space.candidates import Candidate, Space, build_space
 from orchestrator.spec.load import LoadedSpec, load_spec
-from orchestrator.spec.sweep import BudgetSection
+from orchestrator.spec.sweep import BudgetSection, SweepSpec
 
 SHOWN_CANDIDATES = 12
+MAX_FORECASTS = 2000
+"""Each costs milliseconds."""
+LIKELY = 0.5
 _SIZE_KNOBS = (
     "reduce_bucket_size",
     "allgather_bucket_size",
@@ -30,8 +41,36 @@ _SIZE_KNOBS = (
 )
 
 
+@dataclass(frozen=True)
+class PlanRequest:
+    """What the command line says beside the spec."""
+
+    home: Path
+    pool: str | None
+    allow_remote_code: bool
+    predictions: bool = True
+
+
+class Predicted(Frozen):
+    """What is predicted for one candidate; nothing is measured. Bytes are of the device with the most."""
+
+    probability_fits: float | None
+    """None without a limit."""
+    is_rejected: bool
+    """`run` would not launch it."""
+    peak_allocated_bytes: int
+    needed_bytes: int
+    """What is held against the limit: with the allocator's share, on CPU with the process' own address space."""
+    peak_host_bytes: int
+    binding_phase: Phase
+    binding_term: str
+    tokens_per_second: float | None
+    step_s: float | None
+    mfu: float | None
+
+
 class PlanCandidate(Frozen):
-    """One candidate of a plan."""
+    """One candidate of a plan. `predicted` is None where there are no predictions."""
 
     candidate: str
     label: str
@@ -39,6 +78,7 @@ class PlanCandidate(Frozen):
     config: dict[str, JsonValue]
     world_size: int
     gradient_accumulation: int
+    predicted: Predicted | None = None
 
 
 class Plan(Frozen):
@@ -48,10 +88,15 @@ class Plan(Frozen):
     trials: int
     """How many trials the budget and the space allow."""
     candidates: tuple[PlanCandidate, ...]
-    """The baseline first; the sampler chooses the order of the rest."""
+    """The baseline first, then those that are likely to fit by predicted speed, then the others by probability. The
+    sampler chooses the order of all but the baseline."""
     points: int
     duplicates: int
     illegal: dict[str, int]
+    rejected: dict[str, int]
+    """Candidates that `run` would not launch, by what they would need most of."""
+    preview: Preview | None
+    """Predicted cost of the sweep."""
     is_sampled: bool
     is_default: bool
     choices: dict[str, tuple[str, ...]]
@@ -62,22 +107,37 @@ class Plan(Frozen):
     facts: Facts
 
 
-def plan_spec(
-    path: Path, overrides: tuple[str, ...], home: Path, pool: str | None, allow_remote_code: bool, as_json: bool
-) -> None:
-    """Do all that `run` does before its first trial, in a temporary folder, and show it."""
+def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_json: bool) -> None:
+    """Do all that `run` does before its first trial, in a temporary folder, and show it.
+
+    Traces are kept in the cache of the home folder where it exists, so that `run` and the next plan have them.
+    """
     output = Output(as_json)
-    loaded = load_spec(path, overrides, allow_remote_code)
-    output.say(f"Looking at the model and the data of {loaded.spec.name}.")
+    loaded = load_spec(path, overrides, request.allow_remote_code)
+    spec = loaded.spec
+    output.say(f"Looking at the model and the data of {spec.name}.")
     threads = wiring.threads_per_rank()
     with tempfile.TemporaryDirectory(prefix="brimful-plan-") as folder:
-        facts = preflight(loaded.spec, str(path), Path(folder), threads)
-    space = build_space(loaded.spec, facts, threads)
-    if pool == "local":
-        _check_local(loaded)
-    plan = make_plan(loaded, facts, space)
+        facts = preflight(spec, str(path), Path(folder), threads)
+        space = build_space(spec, facts, threads)
+        if request.pool == "local":
+            _check_local(loaded)
+        cache = request.home / CACHE_FOLDER if request.home.is_dir() else Path(folder)
+        forecasts = _forecasts(spec, facts, space, cache, output) if request.predictions else {}
+    plan = make_plan(loaded, facts, space, forecasts)
     output.document(plan)
-    _show(plan, loaded.spec.budget, output)
+    _show(plan, spec.budget, output)
+
+
+def _forecasts(spec: SweepSpec, facts: Facts, space: Space, cache: Path, output: Output) -> dict[str, Forecast]:
+    """By candidate, for at most MAX_FORECASTS of them; empty where the model cannot be traced."""
+    forecaster = wiring.build_forecaster(spec, facts, space, cache, output.say)
+    if forecaster is None:
+        return {}
+    shown = space.candidates[:MAX_FORECASTS]
+    if len(shown) < len(space.candidates):
+        output.say(f"Only the first {len(shown)} of {len(space.candidates)} candidates are predicted.")
+    return {candidate.id: forecaster.forecast(candidate.config) for candidate in shown}
 
 
 def _check_local(loaded: LoadedSpec) -> None:
@@ -85,10 +145,13 @@ def _check_local(loaded: LoadedSpec) -> None:
         pool.check(loaded.spec.resources.devices_per_trial, loaded.spec.resources.nodes)
 
 
-def make_plan(loaded: LoadedSpec, facts: Facts, space: Space) -> Plan:
-    """The plan of a spec whose model and data are known."""
-    budget = loaded.spec.budget.trials
-    count = len(space.candidates)
+def make_plan(loaded: LoadedSpec, facts: Facts, space: Space, forecasts: Mapping[str, Forecast]) -> Plan:
+    """The plan of a spec whose model and data are known. `forecasts`: by candidate, as far as there are any."""
+    spec = loaded.spec
+    budget = spec.budget.trials
+    candidates = [_candidate(each, forecasts.get(each.id), spec.limits.reject_probability) for each in space.candidates]
+    rejected = [each.predicted for each in candidates if each.predicted and each.predicted.is_rejected]
+    count = len(candidates) - len(rejected)
     sizes = {
         knob: tuple(sorted({value for each in space.candidates if (value := _size(each, knob)) is not None}))
         for knob in _SIZE_KNOBS
@@ -96,10 +159,12 @@ def make_plan(loaded: LoadedSpec, facts: Facts, space: Space) -> Plan:
     return Plan(
         name=loaded.spec.name,
         trials=count if budget is None else min(count, budget),
-        candidates=tuple(_candidate(each) for each in space.candidates),
+        candidates=tuple(sorted(candidates, key=_merit)),
         points=space.raw_points,
         duplicates=space.duplicates,
         illegal=dict(space.illegal.most_common()),
+        rejected=dict(Counter(f"{each.binding_term} in {each.binding_phase}" for each in rejected).most_common()),
+        preview=_preview(spec, facts, candidates, forecasts),
         is_sampled=space.is_sampled,
         is_default=space.is_default,
         choices={name: tuple(str(choice) for choice in choices) for name, choices in space.choices.items()},
@@ -115,7 +180,7 @@ def _size(candidate: Candidate, knob: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _candidate(candidate: Candidate) -> PlanCandidate:
+def _candidate(candidate: Candidate, forecast: Forecast | None, reject_probability: float) -> PlanCandidate:
     return PlanCandidate(
         candidate=candidate.id,
         label=candidate.label,
@@ -123,7 +188,51 @@ def _candidate(candidate: Candidate) -> PlanCandidate:
         config=candidate.config.knobs.model_dump(mode="json"),
         world_size=candidate.config.world_size,
         gradient_accumulation=candidate.config.gradient_accumulation,
+        predicted=_predicted(candidate, forecast, reject_probability) if forecast is not None else None,
     )
+
+
+def _predicted(candidate: Candidate, forecast: Forecast, reject_probability: float) -> Predicted:
+    bill, time = forecast.verdict.bill, forecast.time
+    return Predicted(
+        probability_fits=forecast.probability_fits,
+        is_rejected=not candidate.is_baseline and rejection(forecast, reject_probability) is not None,
+        peak_allocated_bytes=bill.peak_allocated_bytes,
+        needed_bytes=forecast.needed_bytes,
+        peak_host_bytes=bill.peak_host_bytes,
+        binding_phase=bill.binding_phase,
+        binding_term=bill.binding_term,
+        tokens_per_second=time.tokens_per_second if time else None,
+        step_s=time.step_s if time else None,
+        mfu=time.mfu if time else None,
+    )
+
+
+def _merit(each: PlanCandidate) -> tuple[float, ...]:
+    """The smaller the earlier: baseline, likely to fit by speed, the others by probability, then unpredicted ones."""
+    predicted = each.predicted
+    if each.is_baseline:
+        return (0,)
+    if predicted is None:
+        return (3,)
+    if predicted.probability_fits is None or predicted.probability_fits >= LIKELY:
+        return (1, -(predicted.tokens_per_second or 0.0), predicted.needed_bytes)
+    return (2, -predicted.probability_fits, predicted.needed_bytes)
+
+
+def _preview(
+    spec: SweepSpec, facts: Facts, candidates: Sequence[PlanCandidate], forecasts: Mapping[str, Forecast]
+) -> Preview | None:
+    launchable = [
+        forecasts[each.candidate]
+        for each in candidates
+        if each.predicted is not None and not each.predicted.is_rejected
+    ]
+    world_size = spec.resources.devices_per_trial
+    side_by_side = wiring.lanes(facts.device, world_size)
+    if spec.resources.max_concurrent_trials is not None:
+        side_by_side = min(side_by_side, spec.resources.max_concurrent_trials)
+    return preview(launchable, spec.measure, spec.budget.trials, side_by_side, world_size)
 
 
 def _show(plan: Plan, budget: BudgetSection, output: Output) -> None:
@@ -152,27 +261,55 @@ def _show(plan: Plan, budget: BudgetSection, output: Output) -> None:
         output.show(f"Illegal ({count}): {reason}")
     for note in plan.notes:
         output.show(f"Note: {note}.")
+    for line in _predicted_lines(plan):
+        output.show(line)
     output.show(terminal_table(_table(plan)))
+
+
+def _predicted_lines(plan: Plan) -> list[str]:
+    """What the predictions come to: rejected candidates with reasons, and the cost."""
+    predicted = [each.predicted for each in plan.candidates if each.predicted is not None]
+    if not predicted:
+        return ["Nothing is predicted."]
+    likely = sum(each.probability_fits is None or each.probability_fits >= LIKELY for each in predicted)
+    rejected = sum(plan.rejected.values())
+    lines = [f"Predicted, not measured: {likely} of {len(predicted)} candidates fit, {rejected} would not be launched."]
+    lines += [f"Rejected ({count}): most of it {reason.replace('_', ' ')}" for reason, count in plan.rejected.items()]
+    if plan.preview is not None:
+        cost = plan.preview
+        beside = "one after another" if cost.lanes == 1 else f"{cost.lanes} side by side"
+        lines.append(
+            f"Predicted cost: {cost.trials} trials of {format_duration(cost.trial_s)} on average, {beside}: about "
+            f"{format_duration(cost.wall_s)}, {cost.device_hours:.2g} device-hours."
+        )
+    return lines
 
 
 def _table(plan: Plan) -> Table:
     shown = plan.candidates[:SHOWN_CANDIDATES]
     title = "Candidates" if len(shown) == len(plan.candidates) else f"The first {len(shown)} candidates"
+    if any(each.predicted for each in shown):
+        title += " by predicted speed; tokens/s, needs and P(fits) are predicted, not measured"
     if shown and shown[0].is_baseline:
         title += "; the baseline (b) runs first, the sampler chooses the order of the rest"
-    cells = tuple(
-        (
-            f"{each.candidate} b" if each.is_baseline else each.candidate,
-            each.label,
-            str(each.config["micro_batch"]),
-            str(each.gradient_accumulation),
-            str(each.world_size),
-            str(each.config["offload_optimizer"] or NOTHING),
-        )
-        for each in shown
+    columns = ("candidate", "configuration", "tokens/s", "P(fits)", "needs", "most of it", "accumulation", "ranks")
+    return Table(title, columns, tuple(map(_row, shown)), frozenset({"candidate", "configuration", "most of it"}))
+
+
+def _row(each: PlanCandidate) -> tuple[str, ...]:
+    predicted = each.predicted
+    speed = predicted.tokens_per_second if predicted else None
+    odds = predicted.probability_fits if predicted else None
+    return (
+        f"{each.candidate} b" if each.is_baseline else each.candidate,
+        each.label,
+        f"{speed:,.4g}" if speed is not None else NOTHING,
+        f"{odds:.2f}" if odds is not None else NOTHING,
+        format_bytes(predicted.needed_bytes) if predicted else NOTHING,
+        f"{predicted.binding_term.replace('_', ' ')} in {predicted.binding_phase}" if predicted else NOTHING,
+        str(each.gradient_accumulation),
+        str(each.world_size),
     )
-    columns = ("candidate", "configuration", "micro-batch", "accumulation", "ranks", "optimizer on")
-    return Table(title, columns, cells, frozenset({"candidate", "configuration", "optimizer on"}))
 
 
 def validate_spec(path: Path, overrides: tuple[str, ...], allow_remote_code: bool, as_json: bool) -> None:

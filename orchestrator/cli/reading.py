@@ -35,6 +35,8 @@ class StatusRow(Frozen):
     fit: int
     out_of_memory: int
     other: int
+    rejected: int
+    """Predicted not to fit, never launched; not among those done."""
     best_trial: int | None
     best_label: str | None
     best_tokens_per_second: float | None
@@ -85,6 +87,7 @@ def status_row(summary: Summary) -> StatusRow:
         fit=summary.fit,
         out_of_memory=summary.out_of_memory,
         other=done - summary.fit - summary.out_of_memory,
+        rejected=len(summary.rejected),
         best_trial=best.trial if best else None,
         best_label=best.label if best else None,
         best_tokens_per_second=best.tokens_per_second if best else None,
@@ -98,7 +101,7 @@ def status_row(summary: Summary) -> StatusRow:
 def total_trials(summary: Summary) -> int:
     """How many trials the sweep will have at most."""
     budget = SweepSpec.model_validate(summary.sweep.spec).budget.trials
-    total = summary.sweep.candidates or len(summary.rows)
+    total = (summary.sweep.candidates or len(summary.rows)) - len(summary.rejected)
     return min(total, budget) if budget is not None else total
 
 
@@ -154,6 +157,7 @@ def status_line(row: StatusRow) -> str:
     parts = [f"{row.name}: {row.state}", f"{row.done}/{row.total} trials", f"{row.fit} fit"]
     parts += [f"{row.out_of_memory} out of memory"]
     parts += [f"{row.other} other"] if row.other else []
+    parts += [f"{row.rejected} not launched"] if row.rejected else []
     parts += [f"{row.running} running"] if row.running else []
     if row.best_trial is not None:
         gain = f" ({row.baseline_speedup:.2f}x baseline)" if row.baseline_speedup is not None else ""

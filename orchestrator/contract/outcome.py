@@ -212,11 +212,18 @@ class Infra(Frozen):
 
 
 class Rejected(Frozen):
-    """Predicted not to fit; never launched."""
+    """Predicted not to fit; never launched. All figures are predicted."""
 
     kind: Literal["rejected"] = "rejected"
     probability_fits: float
     bill: dict[str, int]
+    """Bytes of one device at the highest moment, by term."""
+    phase: Phase | None = None
+    """Where that moment is."""
+    needed_bytes: int | None = None
+    """The least that the device must have."""
+    capacity_bytes: int | None = None
+    """What it has."""
 
 
 Outcome = Annotated[

@@ -5,28 +5,33 @@ much is assumed at first and fitted to the trials that have run (`learn`), as is
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import OomDevice
 from orchestrator.contract.profile import Profile, TraceRequest
 from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import MIB
-from orchestrator.placement.platform import Platform
-from orchestrator.placement.rows import Rows
+from orchestrator.placement.platform import Platform, sweep_platform
+from orchestrator.placement.rows import Rows, prepared_rows
 from orchestrator.placement.tracing import Untraceable, request_key, trace_all
 from orchestrator.predict.calibrate import MemoryCalibration, MemoryObservation, MemoryPrior, calibrate_memory
 from orchestrator.predict.job import Job
+from orchestrator.predict.terms import total
 from orchestrator.predict.time import StepTime, step_time
 from orchestrator.predict.trials import job_of, trace_request
 from orchestrator.predict.verdict import Spread, Verdict, default_spread, judge, probability_fits
+from orchestrator.spec.sweep import SweepSpec
 
 _SURE = 1e-3
 """Beyond these odds, either way, a replay of the allocator would not change the verdict."""
-CPU_PRIOR = MemoryPrior(spread=0.1, base_bytes=100 * MIB, base_spread_bytes=50 * MIB, noise=0.06)
-"""Address space of a rank beside its tensors: 82 to 116 MiB in trials of the quickstart on one rank, 94 to 190 MiB with
-two ranks on two nodes; peaks vary by 6 % from run to run (PyTorch 2.13, glibc 2.36, two cores)."""
+_BASE_SPREAD_BYTES = {"cuda": 1.0, "cpu": 40.0 * MIB}
+"""Of what a process takes beside the bill's peak, in what is measured: nothing in PyTorch's own count on CUDA; on CPU
+address space that differs by about so much between trials of the quickstart."""
+_NOISE = {"cuda": 0.02, "cpu": 0.06}
+"""Log error of one measured peak: address space varies by 6 % from run to run."""
 
 Tracer = Callable[[Iterable[TraceRequest]], Mapping[str, Profile | Untraceable]]
 """Profiles by `request_key`, or why there is none."""
@@ -37,6 +42,11 @@ def cached_tracer(
 ) -> Tracer:
     """Traces kept under `cache`. `progress` is told how many of the new ones are done."""
     return lambda requests: trace_all(requests, cache, processes, progress)
+
+
+def sweep_forecaster(spec: SweepSpec, facts: Facts, threads_per_rank: int, trace: Tracer) -> "Forecaster":
+    """Predicts the trials of `spec` on the device and the rows that its preflight found."""
+    return Forecaster(sweep_platform(spec, facts, threads_per_rank), prepared_rows(facts.data), trace)
 
 
 @dataclass(frozen=True)
@@ -80,8 +90,6 @@ class Forecaster:
         self._profiles: dict[str, Profile | Untraceable] = {}
         self._observations: list[MemoryObservation] = []
         self._calibration: MemoryCalibration | None = None
-        if platform.device == "cpu":
-            self._calibration = calibrate_memory((), CPU_PRIOR)
 
     def prepare(self, configs: Iterable[TrialConfig]) -> None:
         """Trace at once what all of `configs` need. Raises Untraceable, with the first reason, when one cannot be."""
@@ -107,7 +115,7 @@ class Forecaster:
         verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread, replays=bool(replays))
         if replays is None and self._is_open(verdict):
             verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread)
-        needed_bytes = self._corrected_bytes(key, verdict.needed_bytes)
+        needed_bytes = self._corrected_bytes(key, verdict)
         odds = None if capacity_bytes is None else probability_fits(needed_bytes, capacity_bytes, spread)
         return Forecast(verdict, needed_bytes, odds, self._time(config, profile))
 
@@ -172,17 +180,23 @@ class Forecaster:
             return default_spread(profile, job)
         return Spread(0.0, self._calibration.log_spread(key))
 
-    def _corrected_bytes(self, key: str, needed_bytes: int) -> int:
+    def _corrected_bytes(self, key: str, verdict: Verdict) -> int:
+        """On CPU the process' own space is fitted too; on CUDA only the bill's error shows in what is measured."""
         if self._calibration is None:
-            return needed_bytes
-        return round(self._calibration.corrected_bytes(key, needed_bytes))
+            return verdict.needed_bytes
+        if self.platform.device == "cpu":
+            return round(self._calibration.corrected_bytes(key, verdict.bill.peak_allocated_bytes))
+        return round(self._calibration.corrected_bytes(key, verdict.needed_bytes))
 
     def _prior(self, key: str, config: TrialConfig) -> MemoryPrior:
-        if self.platform.device == "cpu":
-            return CPU_PRIOR
-        spread = default_spread(self._profile(key), self._job(config, self._rows.longest_tokens))
-        # what PyTorch allocates is all that was measured, so a base has no place
-        return replace(MemoryPrior(spread.deviation), base_spread_bytes=1.0, common_spread=spread.deviation)
+        device, job = self.platform.device, self._job(config, self._rows.longest_tokens)
+        spread = default_spread(self._profile(key), job)
+        return MemoryPrior(
+            spread=spread.deviation,
+            base_bytes=total(self.platform.overhead.device_terms(job)) if device == "cpu" else 0.0,
+            base_spread_bytes=_BASE_SPREAD_BYTES[device],
+            noise=_NOISE[device],
+        )
 
 
 def _measured_bytes(record: TrialRecord, device: str) -> tuple[int, bool] | None:

@@ -44,8 +44,9 @@ class Platform:
     links: Links | None = None
 
     def capacity_for(self, job: Job) -> int | None:
-        """Bytes of the device that `job` may use, what lies outside of the allocator included."""
-        beside_bytes = total(self.overhead.device_terms(job))
+        """Bytes of the device that `job` may use, what lies outside of the allocator included. On CPU the limit is on
+        all that the process takes."""
+        beside_bytes = total(self.overhead.device_terms(job)) if self.device == "cuda" else 0
         bounds = [self.capacity_bytes, None if self.limit_bytes is None else self.limit_bytes + beside_bytes]
         known = [bound for bound in bounds if bound is not None]
         return max(0, min(known) - self.headroom_bytes) if known else None

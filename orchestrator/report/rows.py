@@ -78,7 +78,7 @@ def trial_row(record: TrialRecord, sweep_state: SweepState) -> TrialRow:
         label=record.label,
         is_baseline=record.is_baseline,
         state=_state(record, sweep_state),
-        attempt=last.attempt if last else 0,
+        attempt=last.attempt if last and not isinstance(record.outcome, Rejected) else 0,
         config=record.config.knobs.model_dump(mode="json"),
         outcome=_outcome_json(record.outcome),
         summary=describe(record.outcome) if record.outcome is not None else "",
@@ -138,8 +138,9 @@ def describe(outcome: Outcome) -> str:
             return "cancelled"
         case Infra(cause=cause):
             return f"infrastructure: {_first_line(cause)}"
-        case Rejected(probability_fits=probability_fits):
-            return f"not launched: fits with probability {probability_fits:.2f}"
+        case Rejected(probability_fits=probability_fits, needed_bytes=needed_bytes):
+            needs = f", would need {format_bytes(needed_bytes)}" if needed_bytes is not None else ""
+            return f"not launched: fits with probability {probability_fits:.2f}{needs}"
         case _:
             assert_never(outcome)
 

@@ -14,6 +14,9 @@ OOM_KINDS = frozenset({"oom_device", "oom_host", "over_limit"})
 """Outcomes that say: needs more memory than it may have."""
 
 
+REJECTED = "rejected"
+
+
 class BestRow(TrialRow):
     """The winner's row and what it gains."""
 
@@ -41,10 +44,16 @@ class Summary:
 
     @property
     def ended(self) -> tuple[TrialRow, ...]:
-        """Trials with an outcome that stays: one that was cancelled runs again on resume."""
+        """Launched trials with an outcome that stays: one that was cancelled runs again on resume."""
+        passing = ("cancelled", REJECTED)
         return tuple(
-            row for row in self.rows if row.state == "done" and row.outcome and row.outcome["kind"] != "cancelled"
+            row for row in self.rows if row.state == "done" and row.outcome and row.outcome["kind"] not in passing
         )
+
+    @property
+    def rejected(self) -> tuple[TrialRow, ...]:
+        """Candidates that were predicted not to fit and never launched."""
+        return tuple(row for row in self.rows if row.outcome is not None and row.outcome["kind"] == REJECTED)
 
     @property
     def counts(self) -> Counter[str]:

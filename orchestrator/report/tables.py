@@ -1,7 +1,9 @@
 """The tables and notes of a report as plain text cells, for any renderer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from pydantic import JsonValue
 
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepState
@@ -96,11 +98,42 @@ def other_table(summary: Summary) -> Table:
     )
 
 
+def rejected_table(summary: Summary) -> Table:
+    """Candidates that were never launched, those that would need least first."""
+    columns = ("trial", "configuration", "probability that it fits", "would need", "of")
+    cells = sorted(
+        (
+            _whole(row.outcome, "needed_bytes"),
+            (
+                trial_name(row, summary),
+                row.label,
+                f"{_share(row.outcome, 'probability_fits'):.2g}",
+                _bytes(_whole(row.outcome, "needed_bytes") or None),
+                _bytes(_whole(row.outcome, "capacity_bytes") or None),
+            ),
+        )
+        for row in summary.rejected
+    )
+    return Table(
+        f"{len(cells)} candidates are predicted not to fit and were not launched",
+        columns,
+        tuple(cell for _, cell in cells),
+    )
+
+
+def _share(outcome: Mapping[str, JsonValue] | None, name: str) -> float:
+    value = (outcome or {}).get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _whole(outcome: Mapping[str, JsonValue] | None, name: str) -> int:
+    return int(_share(outcome, name))
+
+
 def tables(summary: Summary) -> tuple[Table, ...]:
     """Every table that has rows."""
-    return tuple(
-        table for table in (fitting_table(summary), missing_table(summary), other_table(summary)) if table.rows
-    )
+    every = (fitting_table(summary), missing_table(summary), other_table(summary), rejected_table(summary))
+    return tuple(table for table in every if table.rows)
 
 
 def trial_name(row: TrialRow, summary: Summary) -> str:
@@ -114,7 +147,7 @@ def trial_name(row: TrialRow, summary: Summary) -> str:
 
 
 def headline(summary: Summary) -> tuple[str, ...]:
-    """The result in at most three sentences."""
+    """The result in a few sentences."""
     lines = [summary.winner_text]
     if summary.best is not None and summary.best.not_distinguishable:
         lines.append(
@@ -122,9 +155,16 @@ def headline(summary: Summary) -> tuple[str, ...]:
         )
     if summary.best is not None and summary.best.reaches_sequence_length is False:
         lines.append("No row of the data is as long as sequence_length, so rows of that length were not tried.")
+    if summary.rejected:
+        lines.append(_rejected_line(len(summary.rejected)))
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
         lines.append(f"The sweep is {summary.sweep.state}: {summary.sweep.reason}.")
     return tuple(lines)
+
+
+def _rejected_line(count: int) -> str:
+    those = "1 candidate is" if count == 1 else f"{count} candidates are"
+    return f"{those} predicted not to fit and not launched; limits.reject_probability says how sure that has to be."
 
 
 def _trials(numbers: tuple[int, ...]) -> str:

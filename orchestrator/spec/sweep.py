@@ -102,11 +102,15 @@ class Objective(Frozen):
 
 
 class LimitsSection(Frozen):
-    """`device_memory` per device, `host_memory` per node, `headroom` of device memory that a winner must leave."""
+    """`device_memory` per device, `host_memory` per node, `headroom` of device memory that a winner must leave.
+
+    A candidate is not launched when it is predicted not to fit with more than `reject_probability`; 1: all are.
+    """
 
     device_memory: Bytes | None = None
     host_memory: Bytes | None = None
     headroom: Annotated[int, BeforeValidator(_size), Field(ge=0)] = 0
+    reject_probability: float = Field(default=0.95, ge=0.5, le=1)
 
     @model_validator(mode="after")
     def _room_is_left(self) -> "LimitsSection":

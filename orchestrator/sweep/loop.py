@@ -41,6 +41,7 @@ class Services:
     pool: ports.TrialPool
     strategy: ports.Strategy
     logs: Sequence[ports.RunLog] = ()
+    gate: ports.Gate | None = None
     efficiency: Callable[[TrialConfig, Measurement], Efficiency | None] = _no_efficiency
     interrupt: Interrupt = field(default_factory=Interrupt)
 
@@ -126,10 +127,13 @@ class _Driver:
             self._handle(state.StopAsked(self._services.interrupt.cause))
         elif self._ledger.stop_requested():
             self._handle(state.StopAsked(StopCause.STOP))
-        while self._tick():
+        hear_again_s = time.monotonic() + WAIT_S
+        while is_busy := self._tick():
             if self._finish is not None:
                 return
-        for ended in self._services.pool.wait(WAIT_S):
+            if time.monotonic() >= hear_again_s:
+                break  # candidates may be rejected for long
+        for ended in self._services.pool.wait(0.0 if is_busy else WAIT_S):
             self._handle_end(ended)
         if time.time() - self._sweep.updated_s >= HEARTBEAT_S:
             self._write_sweep()
@@ -171,7 +175,7 @@ class _Driver:
     def _carry_out(self, action: state.Action) -> None:
         match action:
             case state.Ask():
-                self._handle(state.Proposed(self._services.strategy.ask(), time.time()))
+                self._handle(self._proposed())
             case state.Launch(record=record):
                 self._launch(record)
             case state.Cancel(token=token):
@@ -182,6 +186,11 @@ class _Driver:
                 self._tell(record)
             case state.Finish():
                 self._finish = action
+
+    def _proposed(self) -> state.Proposed:
+        candidate, gate = self._services.strategy.ask(), self._services.gate
+        rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
+        return state.Proposed(candidate, time.time(), rejected)
 
     def _launch(self, record: TrialRecord) -> None:
         self._store(record)
@@ -197,6 +206,8 @@ class _Driver:
         outcome = record.outcome
         assert outcome is not None, "only final trials are told"
         self._services.strategy.tell(_candidate_of(record), outcome, objective_values(self._spec.objective, record))
+        if self._services.gate is not None:
+            self._services.gate.learn(record)
 
     def _write_sweep(self, **changes: object) -> None:
         now_s = time.time()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.outcome import Outcome
+from orchestrator.contract.outcome import Outcome, Rejected
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.placement.cluster import ClusterView
 from orchestrator.space.candidates import Candidate
@@ -82,6 +82,16 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Release the store."""
+
+
+class Gate(Protocol):
+    """Decides whether a candidate is worth a launch. One thread calls it."""
+
+    def judge(self, candidate: Candidate) -> Rejected | None:
+        """Why `candidate` is not launched; None lets it pass."""
+
+    def learn(self, record: TrialRecord) -> None:
+        """A trial is over for good."""
 
 
 class RunLog(Protocol):

@@ -18,7 +18,7 @@ from orchestrator.contract.errors import (
     EXIT_STOPPED,
     EXIT_TERMINATED,
 )
-from orchestrator.contract.outcome import INTERRUPTED_KINDS, MAX_RETRIES, RETRIED_KINDS, Measurement, Ok
+from orchestrator.contract.outcome import INTERRUPTED_KINDS, MAX_RETRIES, RETRIED_KINDS, Measurement, Ok, Rejected
 from orchestrator.contract.record import AttemptRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_duration
 from orchestrator.space.candidates import Candidate
@@ -48,10 +48,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The strategy's answer to `Ask`: None when the space is exhausted."""
+    """The strategy's answer to `Ask`: None when the space is exhausted. `rejected`: why it is not launched."""
 
     candidate: Candidate | None
     now_s: float
+    rejected: Rejected | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class SweepMachine:
             if record.attempts and record.outcome is None:
                 self._running[record.attempts[-1].token] = record.trial
             elif is_final(record):
-                self._tally.add(record)
+                self._count(record)
             else:
                 self._waiting.append(record.trial)
 
@@ -229,7 +230,18 @@ class SweepMachine:
             is_baseline=candidate.is_baseline,
             config=candidate.config,
         )
+        if proposed.rejected is not None:
+            return self._reject(record, proposed.rejected, proposed.now_s)
         return [self._launch(record, proposed.now_s)]
+
+    def _reject(self, record: TrialRecord, rejected: Rejected, now_s: float) -> list[Action]:
+        """The record holds one attempt, which carries the outcome and took no time."""
+        attempt = AttemptRecord(
+            attempt=1, token=self._setting.new_token(), dispatched_s=now_s, ended_s=now_s, outcome=rejected
+        )
+        record = record.model_copy(update={"attempts": (attempt,)})
+        self._records[record.trial] = record
+        return [Store(record), Tell(record)]
 
     def _launch(self, record: TrialRecord, now_s: float) -> Launch:
         attempt = AttemptRecord(attempt=len(record.attempts) + 1, token=self._setting.new_token(), dispatched_s=now_s)
@@ -247,7 +259,7 @@ class SweepMachine:
         if not is_final(record):
             self._waiting.append(trial)
             return [Store(record)]
-        self._tally.add(record)
+        self._count(record)
         return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
 
     def _with_end(self, record: TrialRecord, event: AttemptEnded) -> TrialRecord:
@@ -262,6 +274,11 @@ class SweepMachine:
         record = record.model_copy(update={"attempts": (*record.attempts[:-1], attempt)})
         efficiency = self._setting.efficiency(record.config, record.measurement) if record.measurement else None
         return record.model_copy(update=efficiency._asdict()) if efficiency else record
+
+    def _count(self, record: TrialRecord) -> None:
+        """What was never launched says nothing about whether all trials fail alike."""
+        if not isinstance(record.outcome, Rejected):
+            self._tally.add(record)
 
     def _stop_when_all_fail_alike(self) -> list[Action]:
         if self.is_ending:
@@ -292,17 +309,26 @@ class SweepMachine:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
         is_feasible = any(isinstance(record.outcome, Ok) for record in self._records.values())
         used_up = self._trials_used_up() or self._time_used_up(now_s)
-        reason = used_up or f"space exhausted: all {len(self._records)} candidates were tried"
+        reason = used_up or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
 
     def _below_concurrency(self) -> bool:
         most = self._setting.max_concurrent_trials
         return most is None or len(self._running) < most
 
+    @property
+    def _tried(self) -> int:
+        return sum(not isinstance(record.outcome, Rejected) for record in self._records.values())
+
+    @property
+    def _left_out(self) -> str:
+        rejected = len(self._records) - self._tried
+        return f" but {rejected} that are predicted not to fit" if rejected else ""
+
     def _trials_used_up(self) -> str:
         """Says so when the budget forbids a trial that is not among the records; else empty."""
         trials = self._setting.budget.trials
-        return f"budget used: {trials} trials" if trials is not None and len(self._records) >= trials else ""
+        return f"budget used: {trials} trials" if trials is not None and self._tried >= trials else ""
 
     def _time_used_up(self, now_s: float) -> str:
         """Says which part of the budget forbids any more attempts; else empty."""

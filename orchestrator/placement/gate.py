@@ -1,0 +1,43 @@
+"""Keeps candidates from being launched that are predicted not to fit."""
+
+from orchestrator.contract.outcome import Rejected
+from orchestrator.contract.record import TrialRecord
+from orchestrator.placement.forecast import Forecast, Forecaster
+from orchestrator.placement.tracing import Untraceable
+from orchestrator.space.candidates import Candidate
+
+
+class ForecastGate:
+    """Rejects above `reject_probability` of not fitting. What trials of the sweep needed corrects the predictions."""
+
+    def __init__(self, forecaster: Forecaster, reject_probability: float) -> None:
+        self._forecaster = forecaster
+        self._reject_probability = reject_probability
+
+    def judge(self, candidate: Candidate) -> Rejected | None:
+        """Why `candidate` is not launched. The baseline always is, and so is what cannot be traced."""
+        if candidate.is_baseline:
+            return None
+        try:
+            forecast = self._forecaster.forecast(candidate.config)
+        except Untraceable:
+            return None
+        return rejection(forecast, self._reject_probability)
+
+    def learn(self, record: TrialRecord) -> None:
+        """Take a trial that is over into account."""
+        self._forecaster.learn(record)
+
+
+def rejection(forecast: Forecast, reject_probability: float) -> Rejected | None:
+    """The outcome of a trial that is not worth a launch; None for one that is."""
+    odds, bill = forecast.probability_fits, forecast.verdict.bill
+    if odds is None or 1 - odds <= reject_probability:
+        return None
+    return Rejected(
+        probability_fits=odds,
+        bill={**bill.phases[bill.binding_phase], **bill.device_overhead},
+        phase=bill.binding_phase,
+        needed_bytes=forecast.needed_bytes,
+        capacity_bytes=forecast.verdict.capacity_bytes,
+    )

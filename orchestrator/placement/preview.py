@@ -1,0 +1,61 @@
+"""What a sweep will cost before it begins: predicted time and device-hours of its trials."""
+
+import math
+from collections.abc import Sequence
+
+from orchestrator.contract.config import Frozen, MeasureSettings
+from orchestrator.contract.outcome import Phase
+from orchestrator.placement.forecast import Forecast
+
+LAUNCH_S = 1.0
+"""From dispatch to the first step in a warm lane: 0.4 to 1.2 s on two cores (`benchmarks.trial_overhead`)."""
+LOAD_BYTES_PER_S = 1e9
+"""Weights from disk or made anew, and onto the device. Assumed."""
+PROBE_STEPS = 2
+"""Steps of the longest rows before anything is measured (`orchestrator.trial.run`)."""
+
+
+class Preview(Frozen):
+    """Predicted cost of a sweep; `trials` of the `launchable` candidates, each at the mean cost of all of them."""
+
+    trials: int
+    launchable: int
+    trial_s: float
+    """Of one trial, on average."""
+    wall_s: float
+    """With `lanes` trials side by side."""
+    lanes: int
+    device_hours: float
+
+
+def preview(
+    forecasts: Sequence[Forecast], measure: MeasureSettings, budget: int | None, lanes: int, world_size: int
+) -> Preview | None:
+    """The cost of trying at most `budget` of the trials in `forecasts`; None where no speed is predicted."""
+    costs_s = [cost_s for forecast in forecasts if (cost_s := trial_s(forecast, measure)) is not None]
+    if not costs_s or len(costs_s) < len(forecasts):
+        return None
+    trials = len(forecasts) if budget is None else min(budget, len(forecasts))
+    mean_s = sum(costs_s) / len(costs_s)
+    return Preview(
+        trials=trials,
+        launchable=len(forecasts),
+        trial_s=mean_s,
+        wall_s=mean_s * math.ceil(trials / lanes),
+        lanes=lanes,
+        device_hours=trials * mean_s * world_size / 3600,
+    )
+
+
+def trial_s(forecast: Forecast, measure: MeasureSettings) -> float | None:
+    """One trial from launch to end, if it measures for as long as it may; one that runs out ends in the probe."""
+    if forecast.time is None:
+        return None
+    bill = forecast.verdict.bill
+    weights_bytes = sum(size for name, size in bill.phases[Phase.LOAD].items() if name.endswith("_weights"))
+    start_s = LAUNCH_S + weights_bytes / LOAD_BYTES_PER_S
+    step_s = forecast.time.step_s
+    if not forecast.is_likely:
+        return start_s + step_s
+    steps = min(measure.max_steps, max(measure.min_steps, math.ceil(measure.max_measure_s / step_s)))
+    return start_s + (PROBE_STEPS + measure.warmup_steps + steps) * step_s
