@@ -15,6 +15,7 @@ from orchestrator.predict.overhead import default_overhead
 from orchestrator.predict.terms import total
 from orchestrator.predict.time import step_time
 from orchestrator.predict.verdict import FRAGMENTATION, Spread, Verdict, judge, probability_fits
+from orchestrator.spec.hardware import BETWEEN_NODES
 
 TRACES_AT_ONCE = 2
 _MOST_MISCOUNT = 0.01
@@ -115,5 +116,8 @@ def _tokens_per_s(run: PublishedRun, profile: Profile) -> float | None:
     device = run.card.device
     if device is None:
         return None
-    step = step_time(profile, run.job, processor(device), device_links(device), CUDA_CLOCK)
+    # published runs over several nodes ran in DGX and its like
+    links = device_links(device, BETWEEN_NODES["infiniband-8x200g"])
+    job = replace(run.job, point=replace(run.job.point, sequence_tokens=run.mean_tokens))
+    step = step_time(profile, job, processor(device), links, CUDA_CLOCK)
     return step.tokens_per_second / run.job.world_size

@@ -39,7 +39,9 @@ class PublishedRun:
     """One row, ready to be predicted.
 
     `splits_layers`: consecutive layers lie on different ones of `devices`; only the outcome of such a row is compared.
-    `shortest_tokens` is below the point's sequence where the row states a cap that its batches stay under.
+    `shortest_tokens` is below the point's sequence where the row states a cap that its batches stay under;
+    `mean_tokens` is then the mean length of its rows. `is_boundary`: the row states the longest sequence that fits, not
+    one that was seen to fit with room to spare.
     """
 
     id: str
@@ -51,7 +53,9 @@ class PublishedRun:
     devices: int
     splits_layers: bool
     shortest_tokens: int
+    mean_tokens: int
     lengths_vary: bool
+    is_boundary: bool
     trained_numel: int | None
     measured: Measured
 
@@ -109,7 +113,9 @@ def _run(row: Row) -> PublishedRun:
         devices=cells.whole(row, "n_gpus") or 1,
         splits_layers=engine.splits_layers,
         shortest_tokens=shortest_tokens,
+        mean_tokens=_mean_tokens(row, point) if shortest_tokens < point.sequence_tokens else point.sequence_tokens,
         lengths_vary=cells.has_lengths(row),
+        is_boundary="boundary" in row.get("notes", ""),
         trained_numel=_stated_trained(row),
         measured=_measured(row, point, is_whole=not engine.splits_layers),
     )
@@ -249,9 +255,6 @@ def _loss(row: Row, model: Shape, versions: Versions) -> LossPath:
     return LossPath.TRANSFORMERS_4_45 if version < _LOSS_OF_LOSS_UTILS_SINCE else LossPath.TRANSFORMERS_4_48
 
 
-_LARGEST_NODE_DEVICES = 8
-
-
 def _job(
     row: Row, request: TraceRequest, point: Point, engine: cells.Engine, numbers: cells.Numbers, habits: Conventions
 ) -> Job:  # fmt: skip
@@ -267,7 +270,7 @@ def _job(
     return Job(
         point=point,
         world_size=1 if engine.splits_layers else world_size,
-        ranks_on_node=1 if engine.splits_layers else min(world_size, _LARGEST_NODE_DEVICES),
+        ranks_on_node=1 if engine.splits_layers else min(world_size, habits.node_devices),
         gradient_accumulation=cells.whole(row, "grad_accum") or 1,
         engine=engine.kind,
         zero_stage=engine.zero_stage,
@@ -296,6 +299,15 @@ def _measured(row: Row, point: Point, *, is_whole: bool) -> Measured:
         device_bytes=gib("peak_smi_gib"),
         tokens_per_s=_tokens_per_s(row, point) if is_whole else None,
     )
+
+
+def _mean_tokens(row: Row, point: Point) -> int:
+    """Of a row of the batch: tokens of a step, which are its rate times its duration, over the rows of a step."""
+    rate, step_s = cells.number(row, "tokens_per_s_per_gpu"), cells.number(row, "step_time_s")
+    if rate is None or step_s is None:
+        return point.sequence_tokens
+    rows = point.micro_batch * (cells.whole(row, "grad_accum") or 1)
+    return min(point.sequence_tokens, max(1, round(rate * step_s / rows)))
 
 
 def _tokens_per_s(row: Row, point: Point) -> float | None:

@@ -62,6 +62,13 @@ class ScoredRun:
         return None if probability is None else probability < 0.5
 
     @property
+    def capacity_error(self) -> float:
+        """Of a boundary row, whose card is just large enough: predicted need over its size."""
+        capacity_bytes = self.run.card.capacity_bytes
+        assert capacity_bytes is not None
+        return self.prediction.needed_bytes / capacity_bytes - 1
+
+    @property
     def is_scored(self) -> bool:
         """Whether any quantity of the row is compared."""
         has_outcome = self.is_predicted_out_of_memory is not None
@@ -145,7 +152,10 @@ def _width(run: ScoredRun) -> float:
 
 
 def _out_of_memory(runs: Sequence[ScoredRun]) -> Scores:
-    decided = [run for run in runs if run.is_predicted_out_of_memory is not None]
+    """Rows at the boundary are not counted: whichever side of it a prediction falls on, its error is what matters."""
+    known = [run for run in runs if run.is_predicted_out_of_memory is not None]
+    decided = [run for run in known if not run.run.is_boundary]
+    boundary = [(run.run.id, run.capacity_error) for run in known if run.run.is_boundary]
     ran_out = [run for run in decided if run.run.measured.outcome == "out_of_memory"]
     ran = [run for run in decided if run.run.measured.outcome == "ran"]
     failed = [run for run in decided if run.run.measured.outcome == "failed"]
@@ -164,6 +174,7 @@ def _out_of_memory(runs: Sequence[ScoredRun]) -> Scores:
             _percent(sum(bool(run.is_predicted_out_of_memory) for run in failed) / len(failed)) if failed else None
         ),
         "failed_not_predicted": [run.run.id for run in failed if not run.is_predicted_out_of_memory],
+        **_errors("boundary", boundary),
     }
 
 

@@ -34,6 +34,7 @@ class Conventions:
     lora_dropout: float = 0.0
     default_targets: tuple[str, ...] | None = None
     gpu_gb: int | None = None
+    node_devices: int = 8
     unpriced: str | None = None
 
 
@@ -81,7 +82,7 @@ _TABLE: tuple[tuple[str, Conventions], ...] = (
     # printed: the batches that the tuner found (bert-large in float32, 93 rows of 128 tokens) need the 32 GB card
     (
         r"DeepSpeedExamples training/autotuning",
-        Conventions(versions=Versions((1, 9), (4, 12)), half_weights=False, gpu_gb=32),
+        Conventions(versions=Versions((1, 9), (4, 12)), half_weights=False, gpu_gb=32, node_devices=16),
     ),
     # finetune.py and finetune/*.sh at 2df8e8a: weights in bfloat16, bf16 flag, lora_dropout 0.05; end of 2023
     (r"QwenLM/Qwen", Conventions(versions=Versions((2, 0), (4, 32)), half_weights=True, lora_dropout=0.05)),

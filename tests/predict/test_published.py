@@ -145,7 +145,15 @@ def test_a_cap_on_lengths_leaves_a_range() -> None:
     found = run(packed="padded to longest, length-bucketed", notes="seq_len is the cap, batches are shorter")
     assert found.job.point.sequence_tokens == 4096
     assert found.shortest_tokens < 4096
+    assert found.mean_tokens == 4096
     assert found.request.is_padded
+
+
+def test_the_mean_length_follows_from_rate_and_duration() -> None:
+    """600 tokens/s for 2 s over steps of four rows."""
+    capped = {"packed": "padded to longest", "notes": "seq_len is the cap"}
+    assert run(**capped, tokens_per_s_per_gpu="600", step_time_s="2").mean_tokens == 300
+    assert run(tokens_per_s_per_gpu="600", step_time_s="2").mean_tokens == 4096
 
 
 def test_other_methods_of_peft() -> None:
@@ -215,6 +223,17 @@ def test_memory_scores() -> None:
     assert (found["oom_recall"], found["oom_precision"]) == (0.5, 0.5)
     assert (found["oom_missed"], found["oom_false_alarms"]) == (["x-5"], ["x-3"])
     assert found["failed_predicted_oom_pct"] == 100
+
+
+def test_a_boundary_is_scored_by_its_error() -> None:
+    """The longest sequence that fits on 79.15 GiB is predicted to need 81."""
+    measured = Measured("ran", None, None, None, None)
+    row_at_boundary = scored("x-1", measured, allocated_gib=81, fits=0.4)
+    row_at_boundary = replace(row_at_boundary, run=replace(row_at_boundary.run, is_boundary=True))
+    found = scores([row_at_boundary], [])
+    assert (found["oom_rows_that_ran"], found["oom_false_alarms"]) == (0, [])
+    assert found["boundary_median_error_pct"] == pytest.approx(2.34)
+    assert run(notes="MAX context that fits (boundary, not a reading)").is_boundary
 
 
 def test_intervals_are_widened_by_the_errors_of_other_sources() -> None:
