@@ -93,7 +93,7 @@ def _grouped_product(
     """Products of experts. PyTorch's own knows bfloat16 only on the meta device."""
     if mat_a.dtype == torch.bfloat16:
         return _REAL_GROUPED_PRODUCT(mat_a, mat_b, offs=offs, **rest)
-    result: torch.Tensor = _Grouped.apply(mat_a, mat_b)
+    result: torch.Tensor = _Grouped.apply(mat_a, mat_b, offs)
     return result
 
 
@@ -102,15 +102,24 @@ _REAL_GROUPED_PRODUCT: Any = functional.grouped_mm
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(rows if weight.requires_grad else None, weight)
-        return rows.new_empty(rows.shape[0], weight.shape[-1])
+    def forward(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows if weight.requires_grad else None, weight, offsets)
+        return _typeless_product(rows, weight, offsets)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        rows, weight = ctx.saved_tensors
-        gradient = gradients[0].new_empty(gradients[0].shape[0], weight.shape[1])
-        return gradient, None if rows is None else torch.empty_like(weight)
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        rows, weight, offsets = ctx.saved_tensors
+        gradient = _typeless_product(gradients[0], weight.transpose(-2, -1), offsets)
+        return gradient, None if rows is None else torch.empty_like(weight), None
+
+
+def _typeless_product(rows: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """float16 has the size of bfloat16, so that its products are counted; those of float32 are not."""
+    if rows.dtype != torch.float16:
+        return rows.new_empty(rows.shape[0], weight.shape[-1])
+    half = torch.bfloat16
+    result: torch.Tensor = _REAL_GROUPED_PRODUCT(rows.view(half), weight.view(half), offs=offsets)
+    return result.view(rows.dtype)
 
 
 def _fused_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
