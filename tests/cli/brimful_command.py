@@ -27,7 +27,7 @@ search:
   method: [full, lora]
   lora_rank: {ranks}
   micro_batch: [1, 2]
-limits: {{device_memory: {limit}}}
+limits: {{device_memory: {limit}, reject_probability: 1}}
 measure: {{min_steps: 2, max_steps: {steps}, max_measure_s: 600, relative_precision: 0.000001}}
 budget: {{trials: 8}}
 """

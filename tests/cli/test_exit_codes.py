@@ -114,11 +114,12 @@ def test_plan_writes_no_file(place: Workplace, tmp_path: Path) -> None:
     home = tmp_path / "home"
     run = place.run("plan", place.spec("planned"), "micro_batch=3", "--home", home, "--json")
     assert run.returncode == 2
-    plan = place.run("plan", place.spec("planned"), "--home", home, "--json")
+    plan = place.run("plan", place.spec("planned"), "--home", home, "--no-predictions", "--json")
     assert plan.returncode == 0, plan.stderr
     document = json.loads(plan.stdout)
     assert [candidate["is_baseline"] for candidate in document["candidates"]] == [True, False, False, False]
-    assert (document["points"], document["illegal"]) == (4, {})
+    assert (document["points"], document["illegal"], document["rejected"]) == (4, {}, {})
+    assert {candidate["predicted"] for candidate in document["candidates"]} == {None}
     assert not home.exists()
 
 

@@ -25,7 +25,7 @@ search:
   method: [full, lora]
   lora_rank: [2]
   micro_batch: [1, 8]
-limits: {device_memory: 130MiB}
+limits: {device_memory: 130MiB, reject_probability: 1}
 measure: {min_steps: 2, max_steps: 2}
 """
 

@@ -18,8 +18,9 @@ from fakes import (
 )
 
 from orchestrator.contract.errors import ClusterUnreachableError
-from orchestrator.contract.outcome import Crashed, Infra, Invalid, LostNode, Outcome, Phase, Preempted
-from orchestrator.contract.record import SweepRecord, SweepState
+from orchestrator.contract.outcome import Crashed, Infra, Invalid, LostNode, Outcome, Phase, Preempted, Rejected
+from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
+from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection, Objective, ResourcesSection
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
@@ -304,3 +305,48 @@ def test_records_are_durable_before_the_launch(tmp_path: Path) -> None:
     run(tmp_path, FakePool(look), BudgetSection(trials=1))
     assert seen[0]["outcome"] is None
     assert seen[0]["attempt"] == 1
+
+
+class RejectsAbove:
+    """A gate that lets micro-batches up to `most` pass."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.learned: list[str] = []
+
+    def judge(self, candidate: Candidate) -> Rejected | None:
+        is_small = candidate.config.knobs.micro_batch <= self.most
+        return None if is_small else Rejected(probability_fits=0.01, bill={"activations": 5000})
+
+    def learn(self, record: TrialRecord) -> None:
+        assert record.outcome is not None
+        self.learned.append(record.outcome.kind)
+
+
+def test_what_the_gate_rejects_is_recorded_and_told_but_neither_launched_nor_paid_for(tmp_path: Path) -> None:
+    gate, strategy, log = RejectsAbove(2), FakeStrategy(CANDIDATES[::-1]), FakeRunLog()
+    launched: list[int] = []
+
+    def note(launch: Launch) -> Outcome | None:
+        launched.append(launch.config.knobs.micro_batch)
+        return always_ok(launch)
+
+    sweep, ledger = run(
+        tmp_path, FakePool(note), budget=BudgetSection(trials=1), strategy=strategy, gate=gate, logs=(log,)
+    )
+
+    assert launched == [2]
+    kinds = [record.outcome.kind for record in ledger.read_trials() if record.outcome]
+    assert kinds == [told[1].kind for told in strategy.told] == gate.learned == ["rejected"] * 4 + ["ok"]
+    assert sweep.reason == "budget used: 1 trials"
+    assert {trial.outcome.kind for trial in log.trials if trial.outcome} == {"rejected", "ok"}
+
+    again, _ = run(tmp_path, FakePool(note), budget=BudgetSection(trials=3), gate=RejectsAbove(2))
+    assert launched == [2, 1]
+    assert again.reason == "space exhausted: all 2 candidates were tried but 4 that are predicted not to fit"
+
+
+def test_a_sweep_that_rejects_everything_finds_nothing_that_fits(tmp_path: Path) -> None:
+    sweep, ledger = run(tmp_path, FakePool(always_ok), gate=RejectsAbove(0))
+    assert (sweep.state, sweep.exit_code) == (SweepState.FINISHED, 3)
+    assert len(ledger.read_trials()) == len(CANDIDATES)

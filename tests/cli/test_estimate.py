@@ -1,0 +1,159 @@
+"""`brimful estimate`: the bill, the verdict and the change that would help, without a device."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from brimful_command import Workplace
+
+from orchestrator.cli.estimate import EstimateRequest, estimated
+from orchestrator.cli.estimate_answer import Answer
+from orchestrator.cli.output import Output
+from orchestrator.contract.config import Checkpointing, ModelSource
+from orchestrator.contract.errors import UsageError
+from orchestrator.contract.profile import TraceRequest
+from orchestrator.contract.units import GIB, MIB
+from orchestrator.placement.tracing import trace_all
+from orchestrator.predict.terms import total
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+GOLDEN = Path(__file__).parent / "golden" / "estimate.json"
+
+
+@pytest.fixture(scope="session")
+def model(place: Workplace) -> Path:
+    """A config.json of which all structures that these tests need are traced, in one process."""
+    file = place.folder / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    plain = TraceRequest(model=ModelSource(path=str(file)))
+    recomputed = plain.model_copy(update={"gradient_checkpointing": Checkpointing.FULL})
+    adapter = {"target_modules": "all-linear", "lora_dropout": 0.0}
+    adapted = plain.model_copy(update={"adapter": adapter, "adapter_dtype": "bf16"})
+    trace_all([plain, recomputed, adapted], place.folder / "home" / "cache")
+    return file
+
+
+def ask(place: Workplace, model: str | Path, device_memory: str | None = None, **knobs: str) -> Answer:
+    """The answer for one a100-80 and rows of 512 tokens, without starting the command."""
+    request = EstimateRequest(str(model), 1, 1, None, device_memory, None, 512, None, knobs)
+    return estimated(request, place.folder / "home" / "cache", Output(quiet=True))
+
+
+def as_golden(document: dict[str, object]) -> dict[str, object]:
+    """Without what differs between machines: the model's path, versions, the last digits of odds and seconds."""
+    numbers = {name: f"{value:.4g}" for name, value in document.items() if isinstance(value, float)}
+    assumptions = document["assumptions"]
+    assert isinstance(assumptions, list)
+    return {**document, **numbers, "model": "config.json", "assumptions": assumptions[:-1]}
+
+
+def test_the_whole_answer_as_json(place: Workplace, model: Path) -> None:
+    run = place.run("estimate", "--model", model, "--micro-batch", "8", "--sequence-length", "512", "--json")
+    assert run.returncode == 0, run.stderr
+    document = json.loads(run.stdout)
+    assert as_golden(document) == json.loads(GOLDEN.read_text())
+    assert "torch" in document["assumptions"][-1]
+
+
+def test_what_people_read(place: Workplace, model: Path) -> None:
+    run = place.run(
+        "estimate", "--model", model, "--micro-batch", "64", "--sequence-length", "512", "--device-memory", "1GiB"
+    )
+    assert run.returncode == 0, run.stderr
+    assert "backward binds" in run.stdout
+    assert "########################" in run.stdout
+    assert "Verdict: does not fit (probability below 0.001)" in run.stdout
+    assert "of 1.00 GiB" in run.stdout
+    assert "Speed, predicted, not measured: " in run.stdout
+    assert "Cheapest single change that makes it fit: micro_batch " in run.stdout
+    assert "Assumed: device: a100-80 with 1GiB of memory, since no --device is given" in run.stdout
+
+
+def test_peak_is_the_highest_phase_and_every_quantity_is_told_apart(place: Workplace, model: Path) -> None:
+    answer = ask(place, model, micro_batch="8")
+    phases = answer.bill.phases
+    assert answer.peak_allocated_bytes == max(map(total, phases.values())) == total(phases[answer.binding_phase])
+    assert phases[answer.binding_phase][answer.binding_term] == max(phases[answer.binding_phase].values())
+    low_bytes, high_bytes = answer.peak_reserved_bytes
+    assert answer.peak_allocated_bytes <= answer.smallest_capacity_bytes <= low_bytes <= high_bytes
+    assert high_bytes < answer.peak_device_bytes
+    assert (answer.fits, answer.change) == (True, None)
+    assert answer.room_bytes == (answer.capacity_bytes or 0) - answer.needed_bytes
+
+
+def test_the_verdict_turns_at_the_bytes_that_are_needed(place: Workplace, model: Path) -> None:
+    needed_bytes = ask(place, model, micro_batch="8").needed_bytes
+    odds = [ask(place, model, f"{needed_bytes + off * MIB}", micro_batch="8") for off in (-200, 0, 200)]
+    assert [answer.fits for answer in odds] == [False, True, True]
+    assert [answer.probability_fits for answer in odds] == sorted(answer.probability_fits or 0.0 for answer in odds)
+    assert odds[1].probability_fits == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_cheapest_change_is_the_fastest_of_those_that_fit(place: Workplace, model: Path) -> None:
+    change = ask(place, model, "1400MiB", micro_batch="32").change
+    assert change is not None
+    assert change.fits
+    assert (change.tokens_per_second or 0) > 0
+    changed = ask(place, model, "1400MiB", micro_batch="32", **{name: str(new) for name, new in change.knobs.items()})
+    assert changed.fits
+    assert changed.needed_bytes == change.needed_bytes
+
+
+def test_where_no_single_change_is_enough_the_nearest_is_told(place: Workplace, model: Path) -> None:
+    change = ask(place, model, "64MiB", micro_batch="8").change
+    assert change is not None
+    assert not change.fits
+
+
+def test_knobs_without_an_effect_are_told(place: Workplace, model: Path) -> None:
+    answer = ask(place, model, offload_optimizer="cpu")
+    assert "offload_optimizer has no effect here: it needs that zero_stage is 1, 2 or 3" in answer.assumptions
+
+
+def test_a_7b_model_by_its_name_needs_no_network(place: Workplace) -> None:
+    answer = ask(place, "llama-2-7b", "160GiB")
+    assert (answer.model, answer.total_parameters) == ("meta-llama/Llama-2-7b-hf", 6_738_415_616)
+    terms = answer.bill.phases[answer.binding_phase]
+    # bf16 weights and gradients, fp32 masters and both of Adam's states
+    for name, bytes_each in {"trained_weights": 2, "gradients": 2, "master_weights": 4, "optimizer_states": 8}.items():
+        assert terms[name] == pytest.approx(bytes_each * answer.total_parameters, rel=0.001), name
+    assert answer.fits
+    assert answer.needed_bytes < (answer.capacity_bytes or 0) == 160 * GIB
+    assert answer.mfu is not None
+    assert 0 < answer.mfu < 1
+    assert math.isfinite(answer.tokens_per_second or math.nan)
+
+
+@pytest.mark.parametrize(
+    ("model", "knobs", "told"),
+    [
+        ("lama-2-7b", {}, "did you mean meta-llama/Llama-2-7b-hf"),
+        ("./nothing/here", {}, "there is no such file or folder"),
+        ("llama-2-7b", {"zero_stage": "5"}, "--zero-stage 5: 5 is not one of 0, 1, 2, 3"),
+        ("llama-2-7b", {"micro_batch": "[1, 2]"}, "--micro-batch [1, 2]: must be one value"),
+        ("llama-2-7b", {"zero_stage": "2", "allgather_bucket_size": "3"}, "allgather_bucket_size 3 is odd"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(
+    place: Workplace, model: str, knobs: dict[str, str], told: str
+) -> None:
+    with pytest.raises(UsageError, match=r".*") as refused:
+        ask(place, model, **knobs)
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_wrong_usage_ends_with_2_and_one_document(place: Workplace) -> None:
+    run = place.run("estimate", "--model", "llama-2-7b", "--device", "a10z", "--json")
+    assert run.returncode == 2
+    assert json.loads(run.stdout) == {"error": "--device a10z: did you mean a10?", "exit_code": 2}
+    assert place.run("estimate", "--no-such-knob", "1").returncode == 2
