@@ -13,7 +13,7 @@ from benchmarks.published_devices import Card, card
 from benchmarks.published_shapes import Shape, shape
 from benchmarks.published_sources import Conventions, conventions
 from orchestrator.contract.config import ModelSource
-from orchestrator.contract.profile import Dtype, LossPath, Point, Quantization, TraceRequest
+from orchestrator.contract.profile import Dtype, Kernels, LossPath, Point, Quantization, TraceRequest
 from orchestrator.contract.units import GIB
 from orchestrator.predict.job import Job
 
@@ -200,6 +200,7 @@ def _request(
         attention=cells.attention(row["attention"]),
         is_padded=is_padded,
         loss=_loss(row, model, versions),
+        kernels=_kernels(row),
         keeps_outputs=habits.keeps_outputs,
         beyond_window=model.window_tokens is not None and point.sequence_tokens > model.window_tokens,
     )
@@ -227,6 +228,14 @@ def _casts_for_kbit(row: Row, quantization: Quantization, habits: Conventions) -
 _LOSS_OF_LOSS_UTILS_SINCE, _UNSHIFTED_LOGITS_SINCE = (4, 46), (4, 49)
 """`loss/loss_utils.py` came with transformers 4.46, before that each model had its own loss; from 4.49 on the labels
 are shifted, not the logits (sources of the wheels 4.45.2, 4.48.1, 4.49.0)."""
+
+
+def _kernels(row: Row) -> Kernels:
+    """fms-acceleration's fast kernels fuse norms beside the loss, with Liger's loss as well; Liger-Kernel by itself
+    fuses the MLP too."""
+    if "foak" in row.get("notes", "") or "in-place" in row.get("fused_ce", ""):
+        return Kernels.FUSED_NORMS
+    return Kernels.LIGER if "liger" in row.get("fused_ce", "").lower() else Kernels.TRANSFORMERS
 
 
 _CAST_EVERYWHERE_SINCE = (4, 50)

@@ -54,6 +54,15 @@ class LossPath(StrEnum):
     FUSED_LINEAR = "fused_linear"
 
 
+class Kernels(StrEnum):
+    """Whose kernels a model computes with. `fused_norms`: one for each norm and for rotary embeddings, as unsloth and
+    fms-acceleration have them; `liger`: the gated product of the MLP as well, as Liger-Kernel does."""
+
+    TRANSFORMERS = "transformers"
+    FUSED_NORMS = "fused_norms"
+    LIGER = "liger"
+
+
 class TraceRequest(Frozen):
     """A structure: all that decides which storages a step makes, but not their sizes (micro-batch, sequence, rank)."""
 
@@ -81,6 +90,7 @@ class TraceRequest(Frozen):
     is_padded: bool = False
     """Rows are shorter than the batch: an attention mask takes part."""
     loss: LossPath = LossPath.TRANSFORMERS
+    kernels: Kernels = Kernels.TRANSFORMERS
     keeps_outputs: bool = False
     """The loop holds the model's outputs (logits) during the backward pass."""
     beyond_window: bool = False

@@ -11,6 +11,7 @@ from torch import nn
 
 from orchestrator.contract.profile import Dtype, LossPath, Mark, Place, Point, StepPhase, TraceRequest
 from orchestrator.trial.trace.autocast import autocast
+from orchestrator.trial.trace.fused import fused_kernels
 from orchestrator.trial.trace.kernels import device_kernels
 from orchestrator.trial.trace.losses import fused_linear_loss
 from orchestrator.trial.trace.recorder import Recorder, Recording, no_garbage_collection
@@ -64,6 +65,7 @@ def record_step(model: nn.Module, weights: Weights, request: TraceRequest, point
     with ExitStack() as stack:
         stack.enter_context(no_garbage_collection())
         stack.enter_context(device_kernels(request))
+        stack.enter_context(fused_kernels(model, request.kernels))
         stack.enter_context(_marks(recorder, model, weights, request.autocast))
         stack.enter_context(recorder)
         _run(recorder, model, request, point)
