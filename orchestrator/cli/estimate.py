@@ -11,7 +11,7 @@ from orchestrator.cli.output import Output
 from orchestrator.contract.config import DataSource, TrainSettings, TrialConfig
 from orchestrator.contract.errors import SpecError, UsageError
 from orchestrator.contract.units import format_bytes, parse_size
-from orchestrator.placement.changes import best_change
+from orchestrator.placement.changes import helpful_changes
 from orchestrator.placement.forecast import Forecaster, cached_tracer
 from orchestrator.placement.platform import DEFAULT_BETWEEN_NODES, Platform, cpu_platform, table_platform
 from orchestrator.placement.rows import uniform_rows
@@ -74,9 +74,7 @@ def estimated(request: EstimateRequest, cache: Path, output: Output) -> Answer:
     shape = traced_shape(profile)
     config = run.config(run.point, shape)
     forecast = forecaster.forecast(config, replays=True)
-    change = None
-    if not forecast.is_likely:
-        change = best_change(config, forecaster, lambda new: run.changed(new, shape))
+    changes = [] if forecast.is_likely else helpful_changes(config, forecaster, lambda new: run.changed(new, shape))
     versions = ", ".join(f"{name} {version}" for name, version in sorted(profile.versions.items()))
     return answer(
         model=run.named.name,
@@ -85,7 +83,7 @@ def estimated(request: EstimateRequest, cache: Path, output: Output) -> Answer:
         sizes=forecaster.parameters(config),
         forecast=forecast,
         platform=run.platform,
-        change=change,
+        changes=changes,
         assumptions=(*run.assumptions(config), f"as {versions} run it"),
     )
 

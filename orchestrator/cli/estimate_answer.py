@@ -1,5 +1,7 @@
 """What `estimate` says: one document for programs, a bill and a verdict for people."""
 
+from collections.abc import Sequence
+
 from pydantic import JsonValue
 
 from orchestrator.cli.output import Output
@@ -16,6 +18,8 @@ from orchestrator.report.terminal import terminal_table
 
 ON_THE_EDGE = (0.2, 0.8)
 """Between these odds a verdict is called so."""
+SHOWN_CHANGES = 3
+"""Beside the cheapest."""
 
 
 class ChangeAnswer(Frozen):
@@ -73,6 +77,8 @@ class Answer(Frozen):
     assumptions: tuple[str, ...]
     change: ChangeAnswer | None
     """The cheapest single change that makes it fit, else the nearest to fitting; None where it fits."""
+    other_changes: tuple[ChangeAnswer, ...]
+    """Other single changes that make it fit, the fastest first."""
 
 
 def answer(
@@ -83,7 +89,7 @@ def answer(
     sizes: tuple[int, int],
     forecast: Forecast,
     platform: Platform,
-    change: Change | None,
+    changes: Sequence[Change],
     assumptions: tuple[str, ...],
 ) -> Answer:
     """The document. `sizes`: weights in all, and trained ones."""
@@ -121,7 +127,8 @@ def answer(
         bill=bill,
         excludes=bill.excludes,
         assumptions=assumptions,
-        change=_change(change) if change else None,
+        change=_change(changes[0]) if changes else None,
+        other_changes=tuple(map(_change, changes[1:])),
     )
 
 
@@ -164,12 +171,12 @@ def _value(value: JsonValue) -> str:
 
 def _memory_lines(result: Answer) -> list[str]:
     low_bytes, high_bytes = result.peak_reserved_bytes
-    reserved = format_bytes(low_bytes)
-    if high_bytes > low_bytes:
-        reserved += f" to {format_bytes(high_bytes)}"
+    reserved = f"; {format_bytes(low_bytes)} to {format_bytes(high_bytes)} reserved by the allocator"
+    if high_bytes == low_bytes:
+        reserved = f"; {format_bytes(low_bytes)} reserved by the allocator" if result.device != "cpu" else ""
+    most = f"in {_words(result.binding_phase)}, most of it {_words(result.binding_term)}"
     lines = [
-        f"Peak of one device: {format_bytes(result.peak_allocated_bytes)} allocated, in {result.binding_phase}, most "
-        f"of it {_words(result.binding_term)}; {reserved} reserved by the allocator; "
+        f"Peak of one device: {format_bytes(result.peak_allocated_bytes)} allocated, {most}{reserved}; "
         f"{format_bytes(result.peak_device_bytes)} on the device.",
         f"Host memory of one node: {format_bytes(result.peak_host_bytes)}.",
     ]
@@ -196,7 +203,7 @@ def _speed_lines(result: Answer) -> list[str]:
         return ["Speed: not predicted, the device's rates are not known."]
     return [
         f"Speed, predicted, not measured: {result.tokens_per_second:,.0f} tokens/s, MFU {result.mfu * 100:.1f} %, "
-        f"{format_duration(result.step_s)} a step; {_words(result.slowest_term or '')} takes most."
+        f"{_duration(result.step_s)} a step; {_words(result.slowest_term or '')} takes most."
     ]
 
 
@@ -206,16 +213,25 @@ def _change_lines(result: Answer) -> list[str]:
     change = result.change
     if change is None:
         return ["No single change of a knob would help."]
+    if not change.fits:
+        return [f"No single change makes it fit; the nearest is {_change_text(change)}."]
+    lines = [f"Cheapest single change that makes it fit: {_change_text(change)}."]
+    return lines + [f"Or: {_change_text(other)}." for other in result.other_changes[:SHOWN_CHANGES]]
+
+
+def _change_text(change: ChangeAnswer) -> str:
     what = " with ".join(f"{name} {_value(value)}" for name, value in reversed(change.knobs.items()))
     speed = f", {change.tokens_per_second:,.0f} tokens/s" if change.tokens_per_second is not None else ""
     odds = f" (probability {_odds(change.probability_fits)}{speed})" if change.probability_fits is not None else ""
-    if change.fits:
-        return [f"Cheapest single change that makes it fit: {what}: needs {format_bytes(change.needed_bytes)}{odds}."]
-    return [f"No single change makes it fit; the nearest is {what}: needs {format_bytes(change.needed_bytes)}{odds}."]
+    return f"{what}: needs {format_bytes(change.needed_bytes)}{odds}"
 
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _duration(duration_s: float) -> str:
+    return format_duration(duration_s) if duration_s >= 1 else f"{duration_s * 1000:.0f} ms"
 
 
 def _odds(probability: float) -> str:

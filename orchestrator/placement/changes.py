@@ -1,4 +1,4 @@
-"""The single change of a run's configuration that would make it fit at the least cost in speed."""
+"""Single changes of a run's configuration that would make it fit, those that cost the least speed first."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,10 +26,10 @@ class Change:
         return self.forecast.is_likely
 
 
-def best_change(
+def helpful_changes(
     config: TrialConfig, forecaster: Forecaster, build: Callable[[Mapping[str, KnobValue]], TrialConfig | None]
-) -> Change | None:
-    """The change that fits with the most tokens/s; where none fits, the nearest; None where there is nothing to change.
+) -> list[Change]:
+    """The changes that fit, those with the most tokens/s first; where none fits, the nearest alone.
 
     `build` makes the configuration with new values of knobs, None where that cannot be run.
     """
@@ -43,8 +43,8 @@ def best_change(
             changes.append(Change(change, forecaster.forecast(changed)))
     fitting = [change for change in changes if change.fits]
     if fitting:
-        return max(fitting, key=lambda change: (change.forecast.tokens_per_second, -change.forecast.needed_bytes))
-    return min(changes, key=lambda change: change.forecast.needed_bytes, default=None)
+        return sorted(fitting, key=lambda change: (-change.forecast.tokens_per_second, change.forecast.needed_bytes))
+    return sorted(changes, key=lambda change: change.forecast.needed_bytes)[:1]
 
 
 def single_changes(knobs: Knobs, world_size: int) -> list[dict[str, KnobValue]]:
