@@ -196,15 +196,18 @@ def _seventy() -> Claim:
 def _share(method: Literal["lora", "qlora"], claimed: tuple[float, float]) -> Claim:
     name = {"lora": "LoRA", "qlora": "QLoRA"}[method]
     configurations = []
-    for batch, tokens in ((1, 512), (1, 2048), (4, 2048)):
-        point = Point(batch, tokens, 16)
-        words = f"micro-batch {batch}, sequence {tokens}, checkpointing"
-        configurations += [
-            Configuration(
-                f"full with fp32 masters; {words}", structure(LLAMA_7B), _zero(0, replace(point, lora_rank=0))
-            ),
-            Configuration(f"{name} r16; {words}", structure(LLAMA_7B, method=method), _zero(0, point)),
-        ]
+    engines: tuple[tuple[str, Callable[[Point], Job]], ...] = (
+        ("all in bf16", lambda point: Job(point, engine="torch", master_dtype=None)),
+        ("with fp32 masters", lambda point: _zero(0, point)),
+    )
+    for words, engine in engines:
+        for batch, tokens in ((1, 512), (1, 2048), (4, 2048)):
+            point = Point(batch, tokens, 16)
+            sizes = f"micro-batch {batch}, sequence {tokens}, checkpointing"
+            configurations += [
+                Configuration(f"full {words}; {sizes}", structure(LLAMA_7B), engine(replace(point, lora_rank=0))),
+                Configuration(f"{name} r16 {words}; {sizes}", structure(LLAMA_7B, method=method), engine(point)),
+            ]
     return Claim(
         f"7b-{method}-share",
         f"{name} needs {100 * claimed[0]:.0f} to {100 * claimed[1]:.0f} % of the memory of full fine-tuning.",

@@ -7,6 +7,7 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from orchestrator.contract.outcome import Phase
+from orchestrator.predict.memory import Bill
 from orchestrator.predict.terms import Terms
 from orchestrator.predict.verdict import Verdict
 from orchestrator.spec.hardware import BY_KEY
@@ -129,14 +130,16 @@ class Fit:
             needed = row.verdict.needed_bytes
             word = "fits" if row.verdict.fits else "does not fit"
             figures.append(
-                f"{row.label}: {needed / GB:.1f} GB, {word} in {usable / GB:.1f} GB"
-                + self._host(row.verdict.bill.peak_host_bytes)
+                f"{row.label}: {needed / GB:.1f} GB, {word} in {usable / GB:.1f} GB" + self._host(row.verdict.bill)
             )
             agrees.append(bool(row.verdict.fits) and (self.claimed is None or is_near(needed, self.claimed)))
         return _stand(figures, agrees, rows)
 
-    def _host(self, host_bytes: int) -> str:
-        return "" if self.claimed else f", with {host_bytes / GB:.0f} GB of host memory"
+    def _host(self, bill: Bill) -> str:
+        if self.claimed is not None:
+            return ""
+        disk = f" and {bill.disk_bytes / GB:.0f} GB of NVMe" if bill.disk_bytes else ""
+        return f", with {bill.peak_host_bytes / GB:.0f} GB of host memory{disk}"
 
 
 @dataclass(frozen=True)

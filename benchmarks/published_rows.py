@@ -12,7 +12,7 @@ from benchmarks.published_cells import NotPriced, Row, Versions
 from benchmarks.published_devices import Card, card
 from benchmarks.published_shapes import Shape, shape
 from benchmarks.published_sources import Conventions, conventions
-from orchestrator.contract.config import ModelSource
+from orchestrator.contract.config import Checkpointing, ModelSource
 from orchestrator.contract.profile import Dtype, Kernels, LossPath, Point, Quantization, TraceRequest
 from orchestrator.contract.units import GIB
 from orchestrator.predict.job import Job
@@ -196,7 +196,7 @@ def _request(
         kbit_preparation=_casts_for_kbit(row, quantization, habits),
         kbit_norms_only=habits.casts_back and _casts_for_kbit(row, quantization, habits),
         gradient_checkpointing=cells.checkpointing(row["grad_ckpt"]),
-        use_reentrant=(versions.transformers or _NOT_REENTRANT_SINCE) < _NOT_REENTRANT_SINCE,
+        use_reentrant=_is_reentrant(row, versions, habits),
         attention=cells.attention(row["attention"]),
         is_padded=is_padded,
         loss=_loss(row, model, versions),
@@ -210,6 +210,14 @@ def _adapter_dtype(adapter: dict[str, JsonValue] | None, numbers: cells.Numbers)
     if adapter is None:
         return None
     return numbers.adapters if numbers.adapters != "fp32" else None
+
+
+def _is_reentrant(row: Row, versions: Versions, habits: Conventions) -> bool:
+    if cells.checkpointing(row["grad_ckpt"]) is Checkpointing.NONE:
+        return False
+    if habits.is_reentrant is not None:
+        return habits.is_reentrant
+    return (versions.transformers or _NOT_REENTRANT_SINCE) < _NOT_REENTRANT_SINCE
 
 
 _NOT_REENTRANT_SINCE = (5, 0)

@@ -19,8 +19,8 @@ class Conventions:
     `quantised_autocasts`: runs on quantised weights are mixed whatever their row says. `casts_for_kbit`: peft's
     `prepare_model_for_kbit_training` is called on a bitsandbytes model; `casts_back`: where it is called, TRL then
     makes embeddings and head half again. `keeps_outputs`: the loop holds the model's outputs in the backward pass.
-    `auto_buckets`: DeepSpeed's bucket sizes are "auto" in transformers' integration. `unpriced`: why nothing of the
-    source can be predicted.
+    `is_reentrant`: what checkpoints are told; None: the library's default. `unpriced`: why nothing of the source can
+    be predicted.
     """
 
     versions: Versions = field(default_factory=Versions)
@@ -30,7 +30,7 @@ class Conventions:
     casts_for_kbit: bool = True
     casts_back: bool = False
     keeps_outputs: bool = False
-    auto_buckets: bool = False
+    is_reentrant: bool | None = None
     lora_dropout: float = 0.0
     default_targets: tuple[str, ...] | None = None
     gpu_gb: int | None = None
@@ -54,8 +54,15 @@ _TABLE: tuple[tuple[str, Conventions], ...] = (
     (r"framework_config=", replace(_FMS, versions=Versions((2, 4), (4, 48)))),
     # method_comparison/MetaMathQA/run.py at 5d602fd: no autocast, `outputs` lives until the next forward pass
     (r"huggingface/peft.*(method_comparison|PR #3157)", Conventions(autocasts=False, keeps_outputs=True)),
-    # docs/source/accelerate: SFTTrainer under accelerate's DeepSpeed and FSDP plugins, spring of 2024
-    (r"huggingface/peft.*docs/source/accelerate", Conventions(versions=Versions((2, 2), (4, 39)), half_weights=True)),
+    # docs/source/accelerate/{fsdp,deepspeed}.md at 5d602fd: the launch lines set use_reentrant for QLoRA alone
+    (
+        r"huggingface/peft.*docs/source/accelerate.*nested quant",
+        Conventions(versions=Versions((2, 2), (4, 39)), half_weights=True, lora_dropout=0.1, is_reentrant=True),
+    ),
+    (
+        r"huggingface/peft.*docs/source/accelerate",
+        Conventions(versions=Versions((2, 2), (4, 39)), half_weights=True, lora_dropout=0.1, is_reentrant=False),
+    ),
     # swift/llm/utils/argument.py at 6cfbc2ec: dtype bf16 sets both torch_dtype and bf16, lora_dropout_p 0.05;
     # transformers of that month (February 2024)
     (

@@ -21,7 +21,7 @@ def trace_request(config: TrialConfig, device: Literal["cuda", "cpu"], is_padded
             knobs.lora_targets if isinstance(knobs.lora_targets, str) else list(knobs.lora_targets or ())
         )
         adapter = {"target_modules": targets, "lora_dropout": config.train.lora_dropout}
-        # DeepSpeed casts adapters to the weights' type, but not where the weights were born in shards; peft made them fp32
+        # DeepSpeed casts peft's float32 adapters to the weights' type, but not where weights were born in shards
         adapter_dtype = "fp32" if knobs.zero_stage == 3 else _DTYPES[knobs.precision]
     return TraceRequest(
         model=config.model.model_copy(update={"weights": "random"}),

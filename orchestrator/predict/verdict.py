@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from orchestrator.contract.config import Frozen
+from orchestrator.contract.outcome import Phase
 from orchestrator.contract.profile import Profile, Quantization
 from orchestrator.predict.allocator import replay, reserved_interval, smallest_capacity_bytes
 from orchestrator.predict.job import Job
@@ -112,7 +113,13 @@ def _replayed(
     gathered_bytes = replay(gathers).peak_reserved_bytes if gathers else 0
     at_ease = None if capacity_bytes is None else max(capacity_bytes - gathered_bytes, 1)
     low, high = (own + gathered_bytes for own in reserved_interval(passes, at_ease))
-    smallest = smallest_capacity_bytes(passes) + gathered_bytes
+    alone = smallest_capacity_bytes(passes)
+    smallest = alone + gathered_bytes
+    if gathers:
+        # both pools seldom peak together: the bill's highest moment, cut up as the passes' own pool is
+        cut_up = alone / max(passes.peak_allocated_bytes, 1)
+        highest = max(total(made.phases[phase]) for phase in (Phase.FORWARD, Phase.BACKWARD))
+        smallest = min(smallest, round(highest * cut_up))
     for workload in later:
         # what was gathered is free by then, and released when it is needed
         own_low, own_high = reserved_interval(workload, at_ease)

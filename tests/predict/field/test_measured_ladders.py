@@ -67,17 +67,27 @@ def device_bytes(verdict: Verdict, context_bytes: int) -> int:
     return sum(verdict.reserved_bytes) // 2 + context_bytes
 
 
+def softmax_inputs_bytes(rung: Rung) -> int:
+    """What eager attention kept for the backward pass up to PyTorch 1.10 beside what it keeps now: softmax's input, in
+    float32 (`_softmax_backward_data` had an argument `self`)."""
+    layers, heads, tokens = 24, 16, 512
+    return 0 if "checkpointed" in rung.structure else 4 * layers * heads * rung.micro_batch * tokens**2
+
+
 @pytest.mark.structures(*BERT)
 def test_a1_bert_large_in_nine_settings(profiles: Profiles) -> None:
-    predicted = {rung.name: device_bytes(bert(profiles, rung), CONTEXT_OF_V100_BYTES) for rung in LADDER}
+    predicted = {
+        rung.name: device_bytes(bert(profiles, rung), CONTEXT_OF_V100_BYTES) + softmax_inputs_bytes(rung)
+        for rung in LADDER
+    }
     errors = {rung.name: relative_error(predicted[rung.name], rung.device_mib * MIB) for rung in LADDER}
-    assert max(map(abs, errors.values())) < 0.15, errors
+    assert max(map(abs, errors.values())) < 0.10, errors
     # mixed precision adds 16-bit copies to float32 weights, which costs more than it saves once activations are few
     assert predicted["e"] > predicted["c"]
     assert 0.85 * predicted["a"] < predicted["d"] < predicted["a"]
-    stated_order = sorted(predicted, key=lambda name: next(r.device_mib for r in LADDER if r.name == name))
-    by_prediction = sorted(predicted, key=lambda name: predicted[name])
-    assert [stated_order.index(name) for name in by_prediction] == pytest.approx(range(9), abs=1)
+    stated_order = sorted(LADDER, key=lambda rung: rung.device_mib)
+    by_prediction = sorted(LADDER, key=lambda rung: predicted[rung.name])
+    assert [stated_order.index(rung) for rung in by_prediction] == pytest.approx(range(9), abs=1)
 
 
 @pytest.mark.structures("bert_fp32")
@@ -103,8 +113,13 @@ QWEN: dict[str, tuple[float, ...]] = {
     "72B_qlora": (61.4, 61.4, 62.9, 64.1, 68.0, 75.6),
 }
 """One card, micro-batch 1, accumulation 8: `G` as printed, at each of SEQUENCES. Its unit is taken to be 2^30 bytes."""
-TOO_LOW = {("1_8B_qlora", 2048), ("1_8B_qlora", 4096), ("1_8B_qlora", 8192), ("7B_qlora", 4096), ("7B_qlora", 8192)}
-"""Rows that are missed: what is lacking is four bytes a token and word of the vocabulary, the same at every size."""
+TOO_LOW = {
+    *((row, tokens) for row in ("1_8B_qlora", "7B_qlora") for tokens in (4096, 8192)),
+    ("1_8B_qlora", 2048),
+    *(("1_8B_lora_emb", tokens) for tokens in (256, 512, 1024)),
+}
+"""Rows that are missed (docs/field-cases.md): quantised ones lack about four bytes a token and word of the vocabulary,
+the same at every size; of the small model with trained embeddings 2 GiB lack."""
 CONFIG_ZERO2 = {"reduce_bucket_size": 200_000_000, "allgather_bucket_size": 200_000_000, "overlap_comm": True}
 """finetune/ds_config_zero2.json of QwenLM/Qwen, which its scripts for quantised and for all weights name."""
 
@@ -130,7 +145,7 @@ def qwen_errors(profiles: Profiles, row: str, sequences: tuple[int, ...]) -> dic
     ("row", "sequences"),
     [
         ("1_8B_lora", (256, 2048, 8192)),
-        ("1_8B_lora_emb", (1024, 8192)),
+        ("1_8B_lora_emb", (2048, 8192)),
         ("1_8B_qlora", (256,)),
         ("1_8B_full", (256, 8192)),
         ("7B_lora", (256, 8192)),
@@ -139,7 +154,7 @@ def qwen_errors(profiles: Profiles, row: str, sequences: tuple[int, ...]) -> dic
 @pytest.mark.structures("qwen_1_8B_lora", "qwen_1_8B_lora_emb", "qwen_1_8B_qlora", "qwen_1_8B_full", "qwen_7B_lora")
 def test_a2_qwen_by_method_and_length(profiles: Profiles, row: str, sequences: tuple[int, ...]) -> None:
     errors = qwen_errors(profiles, row, sequences)
-    assert max(map(abs, errors.values())) < 0.16, errors
+    assert max(map(abs, errors.values())) < 0.15, errors
 
 
 @pytest.mark.slow
@@ -149,7 +164,7 @@ def test_a2_all_rows_of_one_card(profiles: Profiles, row: str) -> None:
     errors = qwen_errors(profiles, row, SEQUENCES)
     missed = {tokens: error for tokens, error in errors.items() if (row, tokens) in TOO_LOW}
     others = [abs(error) for tokens, error in errors.items() if tokens not in missed]
-    assert max(others) < 0.16, errors
+    assert max(others) < 0.15, errors
     assert all(-0.30 < error < 0 for error in missed.values()), errors
 
 
