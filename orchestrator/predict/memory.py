@@ -41,6 +41,8 @@ class Bill(Frozen):
     device_overhead: Terms
     host: Terms
     """Of one node with all its ranks, at its highest moment."""
+    host_phase: Phase
+    """When that is: load, init, or optimizer_step for what stays while training."""
     disk_bytes: int = Field(default=0, ge=0)
     excludes: tuple[str, ...] = ()
     """What the figures leave out, for the reader."""
@@ -87,6 +89,7 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
         stream = with_kept_inputs(profile, stream)
     fixed = {"buffers": profile.buffers_bytes, "workspace": overhead.workspace_bytes}
     forward, backward = _micro_step(profile, job, stream, add(terms.resident, fixed))
+    host_phase, host = _host(terms, overhead, job)
     phases = {
         Phase.LOAD: add(terms.load, {"buffers": profile.buffers_bytes}),
         Phase.INIT: add(terms.init, {"buffers": profile.buffers_bytes}),
@@ -97,7 +100,8 @@ def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     return Bill(
         phases=phases,
         device_overhead=overhead.device_terms(job),
-        host=_host(terms, overhead, job),
+        host=host,
+        host_phase=host_phase,
         disk_bytes=terms.disk_bytes,
         excludes=("evaluation and generation", "saving of checkpoints", "other processes on the device"),
     )
@@ -116,12 +120,14 @@ def _on_one_memory(terms: EngineTerms, job: Job) -> EngineTerms:
     )
 
 
-def _host(terms: EngineTerms, overhead: Overhead, job: Job) -> Terms:
+def _host(terms: EngineTerms, overhead: Overhead, job: Job) -> tuple[Phase, Terms]:
+    """When a node's host holds most, and what."""
     process = {"process": overhead.process_bytes * job.ranks_on_node}
     loading = add(process, terms.host_load)
     running = add(process, terms.host)
     building = add(running, terms.host_init)
-    return max((loading, running, building), key=total)
+    moments = ((Phase.OPTIMIZER_STEP, running), (Phase.INIT, building), (Phase.LOAD, loading))
+    return max(moments, key=lambda moment: total(moment[1]))
 
 
 def _micro_step(profile: Profile, job: Job, stream: Stream, resident: Terms) -> tuple[Terms, Terms]:

@@ -20,6 +20,7 @@ from orchestrator.predict.weights import Weight, weights_of
 
 _WEIGHT_TERMS = ("frozen_weights", "trained_weights")
 _STATES = "optimizer_states"
+_MASTER_BYTES = 4
 _STATES_OF_A_WEIGHT = 2
 """Both moments of Adam."""
 
@@ -211,12 +212,21 @@ def _state_sizes(trained: tuple[Weight, ...], states_bytes: int, job: Job) -> li
 
 
 def _update_sizes(trained: tuple[Weight, ...], step: Terms, job: Job) -> Iterator[int]:
-    """Temporaries of the optimizer step: one for each tensor that the update walks over."""
+    """Temporaries of the optimizer step: one for each tensor that the update walks over.
+
+    Stage 0 of DeepSpeed copies each gradient to float32, stages 1 and 2 hold a flat one in each type.
+    """
     total_bytes = step.get("optimizer_temporaries", 0)
     sizes = [weight.bytes for weight in trained]
-    if total_bytes and sizes and job.engine == "torch" and job.optimizer_loop == "foreach":
+    walks_over_weights = job.engine == "deepspeed" or job.optimizer_loop == "foreach"
+    if not total_bytes or not sizes:
+        return
+    if _is_whole(job) and walks_over_weights:
         yield from (round(size * total_bytes / sum(sizes)) for size in sizes)
-    elif total_bytes:
+    elif job.engine == "deepspeed" and job.zero_stage in (1, 2) and trained[0].element_bytes < _MASTER_BYTES:
+        flat_bytes = total_bytes * trained[0].element_bytes // (trained[0].element_bytes + _MASTER_BYTES)
+        yield from (flat_bytes, total_bytes - flat_bytes)
+    else:
         yield from _parts(total_bytes, trained, job)
 
 

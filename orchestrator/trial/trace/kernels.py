@@ -5,7 +5,7 @@ transformers reads masks, which hold nothing here. Checked in torch 2.13 (`aten/
 transformers 5.24 (`masking_utils.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -32,7 +32,18 @@ def device_kernels(request: TraceRequest) -> Iterator[None]:
         stack.enter_context(mock.patch.object(functional, "grouped_mm", _grouped_product))
         stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
         stack.enter_context(mock.patch.object(masking_utils, "fast_all", return_value=not request.is_padded))
+        stack.enter_context(mock.patch.object(masking_utils, "_ignore_bidirectional_mask_sdpa", _ignores_mask(request)))
         yield
+
+
+def _ignores_mask(request: TraceRequest) -> Callable[..., bool]:
+    """transformers' rule for masks of encoders, without a look at the mask."""
+
+    def ignores(padding_mask: Any, kv_length: int, local_attention_size: int | None = None) -> bool:
+        is_local = local_attention_size is not None and kv_length >= local_attention_size
+        return not is_local and (padding_mask is None or not request.is_padded)
+
+    return ignores
 
 
 def _cuda_attention(
