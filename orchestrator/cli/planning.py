@@ -277,7 +277,7 @@ def _predicted_lines(plan: Plan) -> list[str]:
     lines += [f"Rejected ({count}): most of it {reason.replace('_', ' ')}" for reason, count in plan.rejected.items()]
     if plan.preview is not None:
         cost = plan.preview
-        beside = "one after another" if cost.lanes == 1 else f"{cost.lanes} side by side"
+        beside = "one after another" if cost.lanes == 1 else f"{cost.lanes} side by side on this machine"
         lines.append(
             f"Predicted cost: {cost.trials} trials of {format_duration(cost.trial_s)} on average, {beside}: about "
             f"{format_duration(cost.wall_s)}, {cost.device_hours:.2g} device-hours."

@@ -4,7 +4,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from orchestrator.contract.profile import (
     TraceRequest,
     read_profile,
 )
+from orchestrator.placement.hub import hub_answers
 
 LIBRARIES = ("torch", "transformers", "peft")
 """Whose versions decide whether an earlier trace still holds."""
@@ -32,6 +33,7 @@ _LOG_FILE = "trace.log"
 _BATCH = 8
 """Traces in one process, which saves the others the import of PyTorch and transformers."""
 _TIMEOUT_S = 600.0
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 class Untraceable(PreflightError):
@@ -56,7 +58,14 @@ def trace_all(
     that none is."""
     wanted = {request_key(request): request for request in requests}
     folders = {key: (cache / "traces" / key).absolute() for key in wanted}
+    on_hub = [key for key, request in wanted.items() if request.model.id is not None]
+    for key in on_hub:
+        # what the hub refused once it may give today
+        (folders[key] / TRACE_FAILURE_FILE).unlink(missing_ok=True)
     missing = [key for key in wanted if not _is_done(folders[key])]
+    environment = {**os.environ, **_ENVIRONMENT}
+    if set(on_hub) & set(missing) and not hub_answers(environment):
+        environment["HF_HUB_OFFLINE"] = "1"
     for key in missing:
         folders[key].mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(folders[key] / TRACE_FILE, wanted[key].model_dump_json(indent=1))
@@ -66,7 +75,7 @@ def trace_all(
     if missing:
         progress(done, len(missing))
     with ThreadPoolExecutor(processes) as pool:
-        for batch in pool.map(lambda keys: _run([folders[key] for key in keys]), batches):
+        for batch in pool.map(lambda keys: _run([folders[key] for key in keys], environment), batches):
             done += batch
             progress(done, len(missing))
     return {key: _outcome(folder) for key, folder in folders.items()}
@@ -95,21 +104,20 @@ def _is_done(folder: Path) -> bool:
     return (folder / PROFILE_FILE).is_file() or (folder / TRACE_FAILURE_FILE).is_file()
 
 
-def _run(folders: list[Path]) -> int:
+def _run(folders: list[Path], environment: Mapping[str, str]) -> int:
     """Trace `folders` in one process; what it leaves undone, because one trace ended it, runs alone."""
     with FileLock(folders[0] / "lock"):
-        _run_process(folders)
+        _run_process(folders, environment)
         for folder in folders if len(folders) > 1 else ():
             if not _is_done(folder):
-                _run_process([folder])
+                _run_process([folder], environment)
     return len(folders)
 
 
-def _run_process(folders: list[Path]) -> None:
+def _run_process(folders: list[Path], environment: Mapping[str, str]) -> None:
     undone = [folder for folder in folders if not _is_done(folder)]
     if not undone:
         return
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     command = [sys.executable, "-m", "orchestrator.trial.trace", *map(str, undone)]
     with (undone[0] / _LOG_FILE).open("wb") as log:
         try:
