@@ -190,7 +190,7 @@ def _request(
         dtype=numbers.weights,
         autocast=half if numbers.is_mixed else None,
         adapter=adapter,
-        adapter_dtype=_adapter_dtype(adapter, numbers),
+        adapter_dtype=_adapter_dtype(adapter, numbers, row),
         has_rank=_is_lora(row),
         quantization=quantization,
         kbit_preparation=_casts_for_kbit(row, quantization, habits),
@@ -206,10 +206,19 @@ def _request(
     )
 
 
-def _adapter_dtype(adapter: dict[str, JsonValue] | None, numbers: cells.Numbers) -> Dtype | None:
+def _adapter_dtype(adapter: dict[str, JsonValue] | None, numbers: cells.Numbers, row: Row) -> Dtype | None:
+    """DeepSpeed casts adapters with all other weights, but not in a model that stage 3 built in shards; FSDP with mixed
+    precision computes with them in half precision. Else they are as peft makes them."""
     if adapter is None:
         return None
+    engine = cells.parallelism(row["parallelism"])
+    is_cast = engine.kind == "deepspeed" and engine.zero_stage < _BUILDS_IN_SHARDS and numbers.compute != "fp32"
+    if is_cast or (engine.kind == "fsdp" and numbers.is_mixed):
+        return numbers.compute
     return numbers.adapters if numbers.adapters != "fp32" else None
+
+
+_BUILDS_IN_SHARDS = 3
 
 
 def _is_reentrant(row: Row, versions: Versions, habits: Conventions) -> bool:
@@ -256,6 +265,8 @@ _UNCAST_REMOTE = re.compile(r"^Qwen/Qwen-\d")
 def _loss(row: Row, model: Shape, versions: Versions) -> LossPath:
     text = row.get("fused_ce", "").lower()
     version = versions.transformers or _CAST_EVERYWHERE_SINCE
+    if model.task != "causal_lm":
+        return LossPath.TRANSFORMERS
     if "chunked" in text:
         raise NotPriced("loss not priced: chunked cross-entropy")
     if "liger" in text or "fused linear" in text or "cut-cross" in text:

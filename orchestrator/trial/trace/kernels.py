@@ -11,8 +11,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.fx.experimental import _config as fx_config
 from torch.nn import functional
-from transformers import masking_utils
+from transformers import PreTrainedModel, masking_utils
 
 from orchestrator.contract.profile import TraceRequest
 
@@ -30,6 +31,10 @@ def device_kernels(request: TraceRequest) -> Iterator[None]:
         if request.device == "cuda":
             stack.enter_context(mock.patch.object(functional, "dropout", _fused_dropout))
         stack.enter_context(mock.patch.object(functional, "grouped_mm", _grouped_product))
+        if request.task == "sequence_classification":
+            # DeBERTa picks the rows that have a label: here all have
+            stack.enter_context(mock.patch.object(fx_config, "meta_nonzero_assume_all_nonzero", True))
+        stack.enter_context(mock.patch.object(PreTrainedModel, "warn_if_padding_and_no_attention_mask"))
         stack.enter_context(mock.patch.object(masking_utils, "find_packed_sequence_indices", return_value=None))
         stack.enter_context(mock.patch.object(masking_utils, "fast_all", return_value=not request.is_padded))
         stack.enter_context(mock.patch.object(masking_utils, "_ignore_bidirectional_mask_sdpa", _ignores_mask(request)))
