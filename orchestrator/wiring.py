@@ -15,8 +15,9 @@ from orchestrator.placement.gate import ForecastGate
 from orchestrator.placement.local_devices import cpu_slots, gpus
 from orchestrator.placement.tracing import Untraceable
 from orchestrator.predict import flops
+from orchestrator.search.guided import Expected
 from orchestrator.space.candidates import Space
-from orchestrator.spec.sweep import SweepSpec, TrackingSection
+from orchestrator.spec.sweep import Sampler, SearchSection, SweepSpec, TrackingSection
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog, Strategy, TrialPool
 from orchestrator.sweep.state import Efficiency
@@ -50,25 +51,56 @@ def build_pool(name: str, address: str | None) -> TrialPool:
     raise UsageError(f"--pool {name}: there is no such pool; choose {' or '.join(POOLS)}")
 
 
-def build_strategy(spec: SweepSpec, space: Space, folder: Path, records: Sequence[TrialRecord]) -> Strategy:
-    """The sampler that the spec names, taught with the trials so far."""
+def build_strategy(
+    spec: SweepSpec,
+    space: Space,
+    folder: Path,
+    records: Sequence[TrialRecord],
+    forecaster: Forecaster | None = None,
+) -> Strategy:
+    """The sampler that the spec names, taught with the trials so far and, where it can use them, with predictions."""
     from orchestrator.backends.optuna_study import OptunaStrategy
 
-    return OptunaStrategy(space, spec.search, spec.objective, folder, records)
+    is_guided = forecaster is not None and _sampler_of(spec) is Sampler.GUIDED
+    expected = _expected(space, forecaster) if is_guided and forecaster is not None else None
+    return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected)
 
 
-def build_gate(
-    spec: SweepSpec, facts: Facts, space: Space, cache: Path, say: Callable[[str], None]
-) -> ForecastGate | None:
+def _sampler_of(spec: SweepSpec) -> Sampler:
+    return (spec.search or SearchSection()).sampler
+
+
+def _expected(space: Space, forecaster: Forecaster) -> dict[str, Expected] | None:
+    """None where no speed is known of the device."""
+    found = {}
+    for candidate in space.candidates:
+        forecast = forecaster.forecast(candidate.config, replays=False)
+        if forecast.time is None:
+            return None
+        capacity_bytes = forecast.verdict.capacity_bytes
+        share = forecast.needed_bytes / capacity_bytes if capacity_bytes else 0.0
+        found[candidate.id] = Expected(forecast.tokens_per_second, share)
+    return found
+
+
+def uses_predictions(spec: SweepSpec, facts: Facts) -> bool:
+    """Whether anything in the sweep would use them."""
+    return _sampler_of(spec) is Sampler.GUIDED or _rejects(spec, facts)
+
+
+def _rejects(spec: SweepSpec, facts: Facts) -> bool:
+    is_bounded = spec.limits.device_memory is not None or facts.device_memory_bytes is not None
+    return is_bounded and spec.limits.reject_probability < 1
+
+
+def build_gate(spec: SweepSpec, facts: Facts, forecaster: Forecaster | None) -> ForecastGate | None:
     """The gate that keeps trials from being launched that surely do not fit.
 
-    None where nothing bounds them, where the spec never rejects, and where the model cannot be traced, which is said.
+    None without predictions, where nothing bounds the trials, and where the spec never rejects.
     """
-    is_bounded = spec.limits.device_memory is not None or facts.device_memory_bytes is not None
-    if not is_bounded or spec.limits.reject_probability >= 1:
+    if forecaster is None or not _rejects(spec, facts):
         return None
-    forecaster = build_forecaster(spec, facts, space, cache, say)
-    return ForecastGate(forecaster, spec.limits.reject_probability) if forecaster is not None else None
+    return ForecastGate(forecaster, spec.limits.reject_probability)
 
 
 def build_forecaster(

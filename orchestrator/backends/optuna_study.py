@@ -1,4 +1,4 @@
-"""The search held by Optuna, with its samplers `tpe` and `gp`, and `random` and `grid` over the candidates.
+"""The search held by Optuna: Brimful's `guided`, Optuna's `tpe` and `gp`, and `random` and `grid` over the candidates.
 
 Sampling happens on a study in memory, made from the trials' records at the start of each session: so the choices of
 a resumed sweep are those of an uninterrupted one, and a study file that is lost, damaged or of another space does no
@@ -11,7 +11,7 @@ value, which never leaves the study.
 
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -22,10 +22,12 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from orchestrator.backends.guided_sampler import GuidedSampler
 from orchestrator.backends.optuna_store import CANDIDATE, STUDY_FILE, StudyFile, running_trial
 from orchestrator.backends.optuna_verdict import MEMORY_CONSTRAINT, Verdict, verdict
 from orchestrator.contract.outcome import Outcome
 from orchestrator.contract.record import TrialRecord
+from orchestrator.search.guided import Expected
 from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate, Illegal, Space
 from orchestrator.space.dimensions import Choice
@@ -35,7 +37,7 @@ from orchestrator.sweep.state import is_final
 OUTCOME = "outcome"
 STAND_IN = "stand_in_value"
 """Marks a trial of the study whose value is not a measurement."""
-RE_ASKS = {Sampler.TPE: 10, Sampler.GP: 1, Sampler.RANDOM: 0, Sampler.GRID: 0}
+RE_ASKS = {Sampler.GUIDED: 0, Sampler.TPE: 10, Sampler.GP: 1, Sampler.RANDOM: 0, Sampler.GRID: 0}
 """How often a sampler may propose what is known or illegal before a new candidate is drawn at random. A Gaussian
 process costs about a second for each."""
 
@@ -44,7 +46,7 @@ class OptunaStrategy:
     """A Strategy that asks an Optuna sampler; the baseline comes first, and no candidate comes twice.
 
     `folder` is the sweep's folder, `records` its trials so far: those that are not final count as running. Equal seeds
-    and histories give equal candidates.
+    and histories give equal candidates. `expected` is what `guided` knows beforehand, by candidate; None: nothing.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class OptunaStrategy:
         objectives: Sequence[Objective],
         folder: Path,
         records: Sequence[TrialRecord] = (),
+        expected: Mapping[str, Expected] | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         search = search or SearchSection()
@@ -62,6 +65,7 @@ class OptunaStrategy:
         self._seed = search.seed
         self._objectives = tuple(objectives)
         self._distributions = {name: CategoricalDistribution(choices) for name, choices in space.choices.items()}
+        self._guided = self._guided_sampler(expected) if self._sampler is Sampler.GUIDED else None
         self._known: set[str] = set()
         self._running: dict[str, int] = {}
         self._storage = InMemoryStorage()
@@ -99,7 +103,7 @@ class OptunaStrategy:
                 return unseen[0]
             case Sampler.RANDOM:
                 return dice.choice(unseen)
-            case Sampler.TPE | Sampler.GP:
+            case Sampler.GUIDED | Sampler.TPE | Sampler.GP:
                 return self._sampled(dice) or dice.choice(unseen)
             case _:
                 assert_never(self._sampler)
@@ -107,7 +111,7 @@ class OptunaStrategy:
     def _sampled(self, dice: random.Random) -> Candidate | None:
         """A new candidate from the sampler, None when it proposes nothing new."""
         for _ in range(1 + RE_ASKS[self._sampler]):
-            self._study.sampler = _sampler(self._sampler, dice.randrange(2**32))
+            self._study.sampler = self._guided or _sampler(self._sampler, dice.randrange(2**32))
             trial = self._study.ask()
             resolved = self._space.resolve(self._suggest(trial))
             # What is launched is added as a trial of its own: the proposal itself must not count as running.
@@ -115,6 +119,16 @@ class OptunaStrategy:
             if not isinstance(resolved, Illegal) and resolved.id not in self._known:
                 return resolved
         return None
+
+    def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> BaseSampler | None:
+        """None for objectives that it does not know; then TPE takes its place."""
+        objectives = [(objective.metric, objective.goal) for objective in self._objectives]
+        if objectives != [("tokens_per_second", "maximize")]:
+            return None
+        points = {each.id: self._space.choices_of(each) for each in self._space.candidates}
+        known = {name: point for name, point in points.items() if point is not None}
+        predictions = None if expected is None else [expected[name] for name in known]
+        return GuidedSampler(self._distributions, tuple(known.values()), predictions)
 
     def _suggest(self, trial: optuna.Trial) -> dict[str, Choice]:
         chosen: dict[str, Choice] = {}

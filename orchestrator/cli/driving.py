@@ -16,6 +16,7 @@ from orchestrator.contract.errors import SpecError, SweepExistsError, UsageError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model, write_atomic
 from orchestrator.contract.record import SweepRecord, SweepState
+from orchestrator.placement.forecast import Forecaster
 from orchestrator.placement.preflight import preflight
 from orchestrator.space.candidates import Space, build_space
 from orchestrator.spec.difference import spec_digest
@@ -23,7 +24,7 @@ from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
-from orchestrator.sweep.ports import Gate, TrialPool
+from orchestrator.sweep.ports import TrialPool
 
 CACHE_FOLDER = "cache"
 
@@ -102,27 +103,28 @@ def _drive(order: Order, ledger: Ledger) -> int:
         pool = wiring.build_pool(pool_name, request.address)
         try:
             pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
-            gate = _gate(order, facts, space)
+            forecaster = _forecaster(order, facts, space)
             if order.is_new and ledger.exists():
                 name = archive(ledger)
                 output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
             _write(order, ledger, facts, _record(order, before, space, pool_name))
-            files = _run(order, ledger, (facts, space, pool, gate))
+            files = _run(order, ledger, (facts, space, pool, forecaster))
         finally:
             pool.close()
         return conclude(ledger, files, output)
 
 
-_Parts = tuple[Facts, Space, TrialPool, Gate | None]
+_Parts = tuple[Facts, Space, TrialPool, Forecaster | None]
 
 
 def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
-    facts, space, pool, gate = parts
+    facts, space, pool, forecaster = parts
+    gate = wiring.build_gate(order.spec, facts, forecaster)
     records = ledger.read_trials()
     if gate is not None:
         for record in records:
             gate.learn(record)
-    strategy = wiring.build_strategy(order.spec, space, ledger.folder, records)
+    strategy = wiring.build_strategy(order.spec, space, ledger.folder, records, forecaster)
     interrupt = Interrupt()
     with (
         closing(strategy),
@@ -149,11 +151,11 @@ def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
         return files
 
 
-def _gate(order: Order, facts: Facts, space: Space) -> Gate | None:
-    """What rejects candidates beforehand."""
-    if not order.request.predictions:
+def _forecaster(order: Order, facts: Facts, space: Space) -> Forecaster | None:
+    """What predicts the trials; None where nothing would use it or the user does without."""
+    if not order.request.predictions or not wiring.uses_predictions(order.spec, facts):
         return None
-    return wiring.build_gate(order.spec, facts, space, order.request.home / CACHE_FOLDER, order.output.say)
+    return wiring.build_forecaster(order.spec, facts, space, order.request.home / CACHE_FOLDER, order.output.say)
 
 
 def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:

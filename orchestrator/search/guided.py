@@ -31,6 +31,14 @@ CENSORED_STEP = 0.02
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What one candidate is predicted to do. `share_of_limit`: its need over what it may use; 0 without a limit."""
+
+    tokens_per_second: float
+    share_of_limit: float
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Before anything is measured, for each candidate: natural logarithms of tokens/s and of needed bytes."""
 

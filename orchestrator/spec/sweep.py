@@ -68,8 +68,9 @@ class DataSection(Frozen):
 
 
 class Sampler(StrEnum):
-    """Optuna's sampler, by name."""
+    """Who proposes the next candidate: Brimful's own search, a sampler of Optuna, or chance."""
 
+    GUIDED = "guided"
     TPE = "tpe"
     GP = "gp"
     RANDOM = "random"

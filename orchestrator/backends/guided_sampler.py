@@ -1,0 +1,119 @@
+"""The guided search as a sampler of Optuna, for any study over a finite list of points."""
+
+from collections.abc import Mapping, Sequence
+from math import log
+from typing import Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from orchestrator.backends.optuna_verdict import MEMORY_CONSTRAINT
+from orchestrator.search.guided import Expected, Guided, Limits, Observation, Prediction
+from orchestrator.search.residuals import Amplitudes, Axis
+from orchestrator.space.dimensions import Choice
+
+_UNKNOWN_NEED = 0.6
+"""Of the limit, that a point is taken to need where nothing is predicted."""
+_UNPREDICTED_SPEED = (Amplitudes(0.5, 0.3, 0.3, 0.03),)
+_UNPREDICTED_MEMORY = (Amplitudes(0.3, 0.3, 0.2, 0.03),)
+"""Where nothing is predicted, the knobs explain all."""
+_MONOTONE = ("micro_batch",)
+"""Knobs of which more never frees memory, all else equal."""
+
+Point = Mapping[str, Choice]
+
+
+class GuidedSampler(BaseSampler):
+    """Proposes the most promising of `points` that the study has not tried; maximizes one value.
+
+    `points` hold choices of `distributions` by name, without those that have no effect beside the others. `expected`
+    says what each is predicted to do; None: nothing is, and the sampler learns from the study alone. The study tells
+    memory by the constraint `memory` (need over limit, less 1), also of trials that ran out of it, which are PRUNED.
+    Without a state of its own: equal studies give equal proposals.
+    """
+
+    def __init__(
+        self,
+        distributions: Mapping[str, CategoricalDistribution],
+        points: Sequence[Point],
+        expected: Sequence[Expected] | None = None,
+    ) -> None:
+        self._distributions = dict(distributions)
+        self._points = [dict(point) for point in points]
+        self._index = {_key(point): number for number, point in enumerate(self._points)}
+        self._guided = _guided(self._distributions, self._points, expected)
+        self._fallback = RandomSampler(seed=0)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All knobs, whatever the study has seen."""
+        return dict(self._distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The choices of one point; empty when all were tried."""
+        observations, running = self._read(study)
+        suggestion = self._guided.ask(observations, running)
+        return {} if suggestion is None else dict(self._points[suggestion.candidate])
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """A knob that the proposed point leaves open."""
+        return self._fallback.sample_independent(study, trial, param_name, param_distribution)
+
+    def _read(self, study: Study) -> tuple[list[Observation], list[int]]:
+        """What the study has seen of the points; those of which it says nothing count as running."""
+        seen: dict[int, Observation] = {}
+        others: list[int] = []
+        for past in study.get_trials(deepcopy=False):
+            candidate = self._index.get(_key(past.params))
+            if candidate is None:
+                continue
+            observation = _observation(candidate, past)
+            if observation is None:
+                others.append(candidate)
+            else:
+                seen[candidate] = observation
+        return list(seen.values()), [candidate for candidate in dict.fromkeys(others) if candidate not in seen]
+
+
+def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
+    excess = trial.constraints.get(MEMORY_CONSTRAINT)
+    if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
+        need = None if excess is None or excess <= -1 else log(1 + excess)
+        return Observation(candidate, "ok", log(trial.value), need)
+    if trial.state is TrialState.PRUNED and excess is not None and excess > 0:
+        return Observation(candidate, "oom_device")
+    return None
+
+
+def _key(point: Mapping[str, Any]) -> frozenset[tuple[str, Any]]:
+    return frozenset(point.items())
+
+
+def _guided(
+    distributions: Mapping[str, CategoricalDistribution], points: Sequence[Point], expected: Sequence[Expected] | None
+) -> Guided:
+    columns, axes = [], []
+    for distribution, name in zip(distributions.values(), distributions, strict=True):
+        choices = list(distribution.choices)
+        is_ordered = all(isinstance(choice, int) and not isinstance(choice, bool) for choice in choices)
+        is_ordered = is_ordered and name != "zero_stage"
+        ordered = sorted(choices, key=lambda choice: choice if is_ordered else 0)  # type: ignore[arg-type, return-value]
+        columns.append([ordered.index(point[name]) if name in point else len(ordered) for point in points])
+        positions = tuple(np.linspace(0.0, 1.0, len(ordered)).tolist()) if is_ordered else ()
+        axes.append(Axis(len(ordered) + 1, positions))
+    monotone = tuple(number for number, name in enumerate(distributions) if name in _MONOTONE)
+    levels = np.array(columns, dtype=np.int64).T.reshape(len(points), len(axes))
+    if expected is None:
+        flat = Prediction(np.zeros(len(points)), np.full(len(points), log(_UNKNOWN_NEED)))
+        return Guided(levels, tuple(axes), flat, Limits(0.0), _UNPREDICTED_SPEED, _UNPREDICTED_MEMORY, monotone)
+    prediction = Prediction(
+        np.log([max(each.tokens_per_second, 1e-9) for each in expected]),
+        np.log([max(each.share_of_limit, 1e-9) for each in expected]),
+    )
+    return Guided(levels, tuple(axes), prediction, Limits(0.0), monotone=monotone)

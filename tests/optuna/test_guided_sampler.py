@@ -1,0 +1,90 @@
+"""The guided sampler inside a sweep's strategy and inside a study of one's own."""
+
+from pathlib import Path
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+from spaces import MEDIUM, SPEED, Session, device, search, space_of
+
+from orchestrator.backends.guided_sampler import GuidedSampler
+from orchestrator.backends.optuna_study import OptunaStrategy
+from orchestrator.contract.outcome import Ok
+from orchestrator.search.guided import Expected
+from orchestrator.space.candidates import Space
+from orchestrator.spec.sweep import Sampler
+
+LAUNCHES = 8
+
+
+def rough_forecast(space: Space) -> dict[str, Expected]:
+    """What a prediction would say of `spaces.device`: the right shape, wrong by a constant, blind to offload."""
+    found = {}
+    for candidate in space.candidates:
+        knobs = candidate.config.knobs
+        assert knobs.lora_rank is not None
+        found[candidate.id] = Expected(
+            tokens_per_second=250.0 * knobs.micro_batch**0.5 / (1 + 0.1 * knobs.zero_stage),
+            share_of_limit=0.8 * knobs.micro_batch * knobs.lora_rank / 512,
+        )
+    return found
+
+
+def best_speed(session: Session) -> float:
+    ended = [record.outcome for record in session.records]
+    return max(each.measurement.tokens_per_second for each in ended if isinstance(each, Ok))
+
+
+def test_with_predictions_few_launches_find_the_best_and_few_run_out(tmp_path: Path) -> None:
+    section = search(MEDIUM, Sampler.GUIDED)
+    space = space_of(section)
+    truth = [device(candidate) for candidate in space.candidates]
+    best = max(each.measurement.tokens_per_second for each in truth if isinstance(each, Ok))
+    session = Session(space, section, tmp_path)
+    session.strategy.close()
+    session.strategy = OptunaStrategy(space, section, SPEED, tmp_path, (), rough_forecast(space))
+    session.run(LAUNCHES, device)
+    assert best_speed(session) == best
+    assert sum(not isinstance(record.outcome, Ok) for record in session.records) <= 2
+
+
+def test_without_predictions_it_learns_from_the_trials(tmp_path: Path) -> None:
+    section = search(MEDIUM, Sampler.GUIDED)
+    guided, chance = (tmp_path / name for name in ("guided", "chance"))
+    guided.mkdir()
+    chance.mkdir()
+    learning = Session(space_of(section), section, guided)
+    learning.run(16, device)
+    random_section = search(MEDIUM, Sampler.RANDOM)
+    drawing = Session(space_of(random_section), random_section, chance)
+    drawing.run(16, device)
+    assert best_speed(learning) >= best_speed(drawing)
+    ran_out = [sum(not isinstance(record.outcome, Ok) for record in each.records) for each in (learning, drawing)]
+    assert ran_out[0] <= ran_out[1]
+
+
+def test_a_study_of_ones_own_over_conditional_points(tmp_path: Path) -> None:
+    distributions = {
+        "method": CategoricalDistribution(("full", "lora")),
+        "rank": CategoricalDistribution((4, 16)),
+        "micro_batch": CategoricalDistribution((1, 2, 4)),
+    }
+    points = [{"method": "full", "micro_batch": size} for size in (1, 2, 4)]
+    points += [{"method": "lora", "rank": rank, "micro_batch": size} for rank in (4, 16) for size in (1, 2, 4)]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=GuidedSampler(distributions, points))
+    seen = []
+    for _ in points:
+        trial = study.ask()
+        point = {"method": trial.suggest_categorical("method", ("full", "lora"))}
+        if point["method"] == "lora":
+            point["rank"] = trial.suggest_categorical("rank", (4, 16))
+        point["micro_batch"] = trial.suggest_categorical("micro_batch", (1, 2, 4))
+        seen.append(point)
+        if point["method"] == "full" and point["micro_batch"] == 4:
+            trial.set_constraint("memory", 0.2)
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, 100.0 * point["micro_batch"])
+    assert len(seen) == len(points)
+    assert all(point in seen for point in points)
