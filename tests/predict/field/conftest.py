@@ -14,6 +14,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "structures(*names): what a field case traces")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("structures") is not None:
+            # the first of them waits for all traces, about a minute of two cores
+            item.add_marker(pytest.mark.timeout(_TRACES_S))
+
+
+_TRACES_S = 1200
+
+
 @pytest.fixture(scope="session")
 def profiles(request: pytest.FixtureRequest) -> Mapping[str, Profile]:
     """By the names of `structures.py`; only those that a selected test names in its `structures` mark."""

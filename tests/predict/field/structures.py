@@ -86,12 +86,13 @@ def encoder(name: str, autocast: Literal["fp16"] | None = None, checkpointing: b
 def translator(name: str, adapter: dict[str, JsonValue] | None) -> TraceRequest:
     """An encoder with a decoder, in float32."""
     return TraceRequest(
-        model=model(name, decoder_start_token_id=0),
+        model=model(name),
         task="seq2seq_lm",
         dtype="fp32",
         adapter=adapter,
         has_rank=adapter is not None,
         attention="eager",
+        is_padded=True,
     )
 
 

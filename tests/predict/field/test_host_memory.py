@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from field.pricing import GB, deep, numel, zero
+from orchestrator.contract.outcome import Phase
 from orchestrator.contract.profile import Point, Profile
 from orchestrator.predict.job import Job
 from orchestrator.predict.memory import Bill, bill
@@ -57,6 +58,7 @@ def priced(profiles: Profiles, report: Report) -> Bill:
 def test_a10_a_node_that_ran_out_is_foretold(profiles: Profiles, report: Report) -> None:
     made = priced(profiles, report)
     assert made.peak_host_bytes > report.host_gb * GB
+    assert made.host_phase in (Phase.INIT, Phase.OPTIMIZER_STEP)
     assert max(made.host, key=lambda term: made.host[term]) == report.term
     if report.needs_gb is not None:
         # pinned buffers grow to powers of two by the installed PyTorch, so it may take more than it took them
@@ -85,4 +87,5 @@ def test_a11_loading_copies_the_model_for_every_rank_unless_it_is_born_in_shards
     assert whole_bytes == pytest.approx(2 * 30_532_122_624, rel=0.002)
     assert copies.host["load_copy"] == ranks * whole_bytes
     # what came to 95 % of a node with two ranks did so with eight: more devices do not help
+    assert copies.host_phase is Phase.LOAD
     assert max(copies.host, key=lambda term: copies.host[term]) == "load_copy"
