@@ -40,6 +40,8 @@ def predict_all(runs: Sequence[PublishedRun], cache: Path) -> list[Prediction | 
             predictions.append(_predict(run, profile))
         except Unpriced as reason:
             predictions.append(reason)
+        except ValueError as refusal:
+            predictions.append(Unpriced(f"cannot be priced: {refusal}"))
         if number % 100 == 0 or number == len(runs):
             print(f"priced {number} of {len(runs)} rows", file=sys.stderr, flush=True)
     return predictions
