@@ -14,6 +14,7 @@ from orchestrator.placement.platform import Platform
 from orchestrator.predict.memory import Bill
 from orchestrator.predict.terms import total
 from orchestrator.report.bill import bill_tables
+from orchestrator.report.rows import odds
 from orchestrator.report.terminal import terminal_table
 
 ON_THE_EDGE = (0.2, 0.8)
@@ -193,7 +194,7 @@ def _verdict(result: Answer) -> str:
         word = f"on the edge, {'more' if result.fits else 'less'} likely than not to fit"
     room = f"{format_bytes(abs(result.room_bytes))} {'left' if result.room_bytes >= 0 else 'short'}"
     return (
-        f"Verdict: {word} (probability {_odds(result.probability_fits)}): {needs} of "
+        f"Verdict: {word} (probability {odds(result.probability_fits)}): {needs} of "
         f"{format_bytes(result.capacity_bytes)}, {room}."
     )
 
@@ -222,8 +223,8 @@ def _change_lines(result: Answer) -> list[str]:
 def _change_text(change: ChangeAnswer) -> str:
     what = " with ".join(f"{name} {_value(value)}" for name, value in reversed(change.knobs.items()))
     speed = f", {change.tokens_per_second:,.0f} tokens/s" if change.tokens_per_second is not None else ""
-    odds = f" (probability {_odds(change.probability_fits)}{speed})" if change.probability_fits is not None else ""
-    return f"{what}: needs {format_bytes(change.needed_bytes)}{odds}"
+    sure = f" (probability {odds(change.probability_fits)}{speed})" if change.probability_fits is not None else ""
+    return f"{what}: needs {format_bytes(change.needed_bytes)}{sure}"
 
 
 def _words(name: str) -> str:
@@ -232,12 +233,3 @@ def _words(name: str) -> str:
 
 def _duration(duration_s: float) -> str:
     return format_duration(duration_s) if duration_s >= 1 else f"{duration_s * 1000:.0f} ms"
-
-
-def _odds(probability: float) -> str:
-    """Never a certainty."""
-    return (
-        f"{min(max(probability, 0.001), 0.999):.3g}"
-        if 0.001 < probability < 0.999
-        else ("above 0.999" if probability > 0.5 else "below 0.001")
-    )

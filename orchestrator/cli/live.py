@@ -15,17 +15,18 @@ from rich.text import Text
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.reading import remaining_s, total_trials
-from orchestrator.contract.outcome import INTERRUPTED_KINDS
+from orchestrator.contract.outcome import INTERRUPTED_KINDS, Rejected
 from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
-from orchestrator.report.rows import TrialRow
-from orchestrator.report.summary import OOM_KINDS, REJECTED, Summary, summarize
+from orchestrator.report.rows import TrialRow, describe
+from orchestrator.report.summary import OOM_KINDS, Summary, summarize
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog
 
 REFRESHES_PER_S = 2
 RECENT_TRIALS = 5
+TOLD_REJECTIONS, TOLD_EVERY = 5, 100
 _TAIL_BYTES = 4096
 
 
@@ -71,6 +72,7 @@ class LineView:
     def __init__(self, ledger: Ledger, output: Output) -> None:
         self._output = output
         self._progress = _Progress(ledger)
+        self._rejected = 0
 
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""
@@ -79,8 +81,11 @@ class LineView:
     def trial_changed(self, trial: TrialRecord) -> None:
         """See `RunLog`."""
         self._progress.trials[trial.trial] = trial
+        if isinstance(trial.outcome, Rejected):
+            self._tell_rejected(trial.label, trial.outcome)
+            return
         summary = self._progress.summary()
-        if summary is None or trial.outcome is None or trial.outcome.kind in (*INTERRUPTED_KINDS, REJECTED):
+        if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
             return
         row = next(each for each in summary.rows if each.trial == trial.trial)
         left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
@@ -90,6 +95,14 @@ class LineView:
             f"[{len(summary.ended)}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
             f"{' (best so far)' if is_best else ''}{left}"
         )
+
+    def _tell_rejected(self, label: str, outcome: Rejected) -> None:
+        """The first ones, then now and then: there may be thousands."""
+        self._rejected += 1
+        if self._rejected <= TOLD_REJECTIONS:
+            self._output.say(f"{label}: {describe(outcome)}")
+        elif self._rejected % TOLD_EVERY == 0:
+            self._output.say(f"{self._rejected} candidates were not launched: they are predicted not to fit.")
 
     def remark(self, text: str) -> None:
         """See `View`."""

@@ -20,6 +20,7 @@ from orchestrator.placement.forecast import Forecast
 from orchestrator.placement.gate import rejection
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.preview import Preview, preview
+from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
 from orchestrator.space.candidates import Candidate, Space, build_space
@@ -299,12 +300,12 @@ def _table(plan: Plan) -> Table:
 def _row(each: PlanCandidate) -> tuple[str, ...]:
     predicted = each.predicted
     speed = predicted.tokens_per_second if predicted else None
-    odds = predicted.probability_fits if predicted else None
+    chance = predicted.probability_fits if predicted else None
     return (
         f"{each.candidate} b" if each.is_baseline else each.candidate,
         each.label,
         f"{speed:,.4g}" if speed is not None else NOTHING,
-        f"{odds:.2f}" if odds is not None else NOTHING,
+        odds(chance) if chance is not None else NOTHING,
         format_bytes(predicted.needed_bytes) if predicted else NOTHING,
         f"{predicted.binding_term.replace('_', ' ')} in {predicted.binding_phase}" if predicted else NOTHING,
         str(each.gradient_accumulation),

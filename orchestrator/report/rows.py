@@ -26,6 +26,7 @@ from orchestrator.contract.outcome import (
 from orchestrator.contract.record import SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
 
+_LEAST_ODDS = 0.001
 TrialState = Literal["waiting", "running", "interrupted", "done"]
 
 
@@ -140,9 +141,16 @@ def describe(outcome: Outcome) -> str:
             return f"infrastructure: {_first_line(cause)}"
         case Rejected(probability_fits=probability_fits, needed_bytes=needed_bytes):
             needs = f", would need {format_bytes(needed_bytes)}" if needed_bytes is not None else ""
-            return f"not launched: fits with probability {probability_fits:.2f}{needs}"
+            return f"not launched: fits with probability {odds(probability_fits)}{needs}"
         case _:
             assert_never(outcome)
+
+
+def odds(probability: float) -> str:
+    """`probability` for readers, who are never told a certainty."""
+    if probability < _LEAST_ODDS:
+        return f"below {_LEAST_ODDS}"
+    return f"{probability:.2g}" if probability <= 1 - _LEAST_ODDS else f"above {1 - _LEAST_ODDS}"
 
 
 def _first_line(text: str) -> str:

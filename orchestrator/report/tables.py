@@ -8,7 +8,7 @@ from pydantic import JsonValue
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepState
 from orchestrator.contract.units import format_bytes, format_duration
-from orchestrator.report.rows import TrialRow
+from orchestrator.report.rows import TrialRow, odds
 from orchestrator.report.summary import OOM_KINDS, Summary
 
 NOTHING = "-"
@@ -107,7 +107,7 @@ def rejected_table(summary: Summary) -> Table:
             (
                 trial_name(row, summary),
                 row.label,
-                f"{_share(row.outcome, 'probability_fits'):.2g}",
+                odds(_share(row.outcome, "probability_fits")),
                 _bytes(_whole(row.outcome, "needed_bytes") or None),
                 _bytes(_whole(row.outcome, "capacity_bytes") or None),
             ),

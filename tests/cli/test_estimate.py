@@ -51,9 +51,11 @@ def ask(place: Workplace, model: str | Path, device_memory: str | None = None, *
 def as_golden(document: dict[str, object]) -> dict[str, object]:
     """Without what differs between machines: the model's path, versions, the last digits of odds and seconds."""
     numbers = {name: f"{value:.4g}" for name, value in document.items() if isinstance(value, float)}
-    assumptions = document["assumptions"]
+    assumptions, bill = document["assumptions"], document["bill"]
     assert isinstance(assumptions, list)
-    return {**document, **numbers, "model": "config.json", "assumptions": assumptions[:-1]}
+    assert isinstance(bill, dict)
+    terms = {name: bill[name] for name in ("phases", "device_overhead", "host")}
+    return {**document, **numbers, "model": "config.json", "assumptions": assumptions[:-1], "bill": terms}
 
 
 def test_the_whole_answer_as_json(place: Workplace, model: Path) -> None:

@@ -1,0 +1,108 @@
+"""Widths of batches, single changes, and what a forecaster makes of measured trials."""
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from fakes import measurement
+from predict.profiles import decoder
+
+from orchestrator.contract.config import DataSource, Knobs, ModelSource, TrainSettings, TrialConfig
+from orchestrator.contract.outcome import Ok
+from orchestrator.contract.profile import Profile, TraceRequest
+from orchestrator.contract.record import AttemptRecord, TrialRecord
+from orchestrator.contract.units import MIB
+from orchestrator.placement.changes import single_changes
+from orchestrator.placement.forecast import Forecaster
+from orchestrator.placement.gate import rejection
+from orchestrator.placement.platform import Platform
+from orchestrator.placement.rows import Rows, uniform_rows
+from orchestrator.placement.tracing import Untraceable, request_key
+from orchestrator.predict.constants import CPU_CLOCK
+from orchestrator.predict.overhead import CPU
+
+
+def test_the_width_of_a_batch_is_the_mean_of_its_longest_row() -> None:
+    lengths = np.array([3, 5, 5, 20])
+    rows = Rows(lengths)
+    drawn = [max(pair) for pair in itertools.product(lengths.tolist(), repeat=2)]
+    assert rows.width_tokens(2) == pytest.approx(np.mean(drawn))
+    assert rows.width_tokens(1) == pytest.approx(lengths.mean())
+    assert rows.padding_fraction(2) == pytest.approx(1 - lengths.mean() / np.mean(drawn))
+    assert (rows.longest_tokens, rows.is_padded(1), rows.is_padded(2)) == (20, False, True)
+    packed = uniform_rows(64)
+    assert (packed.width_tokens(8), packed.padding_fraction(8), packed.is_padded(8)) == (64.0, 0.0, False)
+
+
+def test_single_changes_leave_out_what_is_so_already_and_name_what_an_offload_needs() -> None:
+    plain = single_changes(Knobs.model_validate({"method": "full", "micro_batch": 4}), world_size=1)
+    assert plain == [
+        {"gradient_checkpointing": "full"},
+        {"micro_batch": 2},
+        {"micro_batch": 1},
+        {"zero_stage": 2, "offload_optimizer": "cpu"},
+        {"zero_stage": 3, "offload_param": "cpu"},
+        {"method": "lora"},
+    ]
+    knobs = {"method": "lora", "micro_batch": 1, "zero_stage": 2, "gradient_checkpointing": "full"}
+    assert single_changes(Knobs.model_validate(knobs), world_size=2) == [
+        {"zero_stage": 3},
+        {"offload_optimizer": "cpu"},
+        {"zero_stage": 3, "offload_param": "cpu"},
+    ]
+
+
+CANDIDATE = TrialConfig(
+    knobs=Knobs.model_validate({"method": "full", "micro_batch": 2, "gradient_checkpointing": "none"}),
+    model=ModelSource(config={"model_type": "llama"}),
+    data=DataSource(directory="", digest="", sequence_length=256),
+    train=TrainSettings(global_batch=2, learning_rate=1e-4),
+    world_size=1,
+    gradient_accumulation=1,
+    device="cpu",
+)
+
+
+def forecaster(limit_bytes: int) -> Forecaster:
+    """Over a small decoder, whatever is asked for."""
+    profile = decoder(hidden=128, layers=2, intermediate=256, vocabulary=1024, dtype="fp32", device="cpu")
+    platform = Platform("cpu", 1, CPU, CPU_CLOCK, limit_bytes=limit_bytes)
+
+    def trace(requests: Iterable[TraceRequest]) -> dict[str, Profile | Untraceable]:
+        return {request_key(request): profile for request in requests}
+
+    return Forecaster(platform, uniform_rows(256), trace)
+
+
+def ran(peak_bytes: int) -> TrialRecord:
+    """A trial of CANDIDATE that was measured."""
+    outcome = Ok(measurement=measurement(peak_memory_bytes=peak_bytes))
+    attempt = AttemptRecord(attempt=1, token="t", dispatched_s=0.0, ended_s=1.0, outcome=outcome)
+    return TrialRecord(trial=0, candidate="c", label="l", config=CANDIDATE, attempts=(attempt,))
+
+
+def test_measured_trials_correct_what_is_predicted() -> None:
+    predicts = forecaster(limit_bytes=140 * MIB)
+    before = predicts.forecast(CANDIDATE)
+    predicts.learn(ran(before.needed_bytes + 30 * MIB))
+    once = predicts.forecast(CANDIDATE)
+    for _ in range(4):
+        predicts.learn(ran(before.needed_bytes + 30 * MIB))
+    after = predicts.forecast(CANDIDATE)
+    assert before.needed_bytes < once.needed_bytes <= after.needed_bytes
+    assert after.needed_bytes == pytest.approx(before.needed_bytes + 30 * MIB, rel=0.03)
+    assert (after.probability_fits or 0.0) < (before.probability_fits or 0.0)
+
+
+def test_only_what_is_surer_than_asked_not_to_fit_is_rejected() -> None:
+    needed_bytes = forecaster(MIB).forecast(CANDIDATE).needed_bytes
+    edge = forecaster(needed_bytes).forecast(CANDIDATE)
+    assert edge.probability_fits == pytest.approx(0.5)
+    assert rejection(edge, reject_probability=0.5) is None
+    hopeless = forecaster(needed_bytes // 2).forecast(CANDIDATE)
+    rejected = rejection(hopeless, reject_probability=0.95)
+    assert rejected is not None
+    assert rejected.needed_bytes == needed_bytes
+    assert sum(rejected.bill.values()) == needed_bytes
+    assert rejection(hopeless, reject_probability=1.0) is None
