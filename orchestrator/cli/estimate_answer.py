@@ -179,7 +179,7 @@ def _memory_lines(result: Answer) -> list[str]:
     lines = [
         f"Peak of one device: {format_bytes(result.peak_allocated_bytes)} allocated, {most}{reserved}; "
         f"{format_bytes(result.peak_device_bytes)} on the device.",
-        f"Host memory of one node: {format_bytes(result.peak_host_bytes)}.",
+        f"Host memory of one node: {format_bytes(result.peak_host_bytes)}, in {_words(result.bill.host_phase)}.",
     ]
     return lines + ([f"Disk of one node: {format_bytes(result.disk_bytes)}."] if result.disk_bytes else [])
 
