@@ -144,7 +144,7 @@ def _activations(models: Models) -> str:
 
 
 def _published(models: Models) -> str:
-    return "[published.md](published.md), `python -m benchmarks.published FILE.csv`"
+    return "by source: `python -m benchmarks.published FILE.csv`"
 
 
 CELLS: dict[str, Callable[[Models], str]] = dict(
