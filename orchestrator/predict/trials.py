@@ -32,7 +32,15 @@ def trace_request(config: TrialConfig, device: Literal["cuda", "cpu"], is_padded
         gradient_checkpointing=knobs.gradient_checkpointing,
         attention=knobs.attention.value,
         is_padded=is_padded,
+        beyond_window=_is_beyond_window(config),
     )
+
+
+def _is_beyond_window(config: TrialConfig) -> bool:
+    """Whether rows are longer than the window of a model whose configuration is written down."""
+    values = config.model.config or {}
+    window = values.get("sliding_window") or values.get("attention_chunk_size")
+    return isinstance(window, int) and config.data.sequence_length > window
 
 
 def job_of(

@@ -73,12 +73,14 @@ def test_laws_give_the_sizes_of_a_direct_trace_at_any_point(structure: dict[str,
 @pytest.mark.parametrize(
     "config",
     [
-        LLAMA | {"model_type": "mistral", "sliding_window": 64},
+        LLAMA | {"model_type": "mistral", "sliding_window": 64, "max_position_embeddings": 2048},
         LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+        LLAMA | {"max_position_embeddings": 128},
+        LLAMA | {"model_type": "gemma3_text", "sliding_window": 1024, "head_dim": 16},
         {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512},
         {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512},
     ],
-    ids=lambda config: config["model_type"],
+    ids=lambda config: f"{config['model_type']} {config.get('max_position_embeddings', '')}",
 )
 def test_other_families_have_exact_laws_too(config: dict[str, Any]) -> None:
     of = request(config, beyond_window="sliding_window" in config)

@@ -20,6 +20,9 @@ _BITS_PER_BYTE = 8
 _SMALLEST_BATCH, _SMALLEST_RANK = 101, 211
 _SEQUENCE_MULTIPLE = 32
 """Kernels round the sequence up to it, and take other ways where it is no multiple of 8: real ones mostly are."""
+_SEQUENCE_MULTIPLES = (_SEQUENCE_MULTIPLE, 8, 1)
+"""Smaller ones serve models of few positions."""
+_POINTS = 4
 _SMALLEST_SEQUENCE_FACTOR, _FEW_POSITIONS_FACTOR = 31, 11
 _FEW_POSITIONS = _SEQUENCE_MULTIPLE * 53
 _LOGITS_MOST_BYTES = 16
@@ -58,24 +61,30 @@ def _points(request: TraceRequest, model: nn.Module, weights: Weights) -> list[P
     lengths = _lengths(request, model, sizes)
     ranks = _primes(_SMALLEST_RANK, sizes)
     chosen = [next(ranks), next(ranks)] if request.adapter is not None and request.has_rank else [0, 0]
-    points = [(next(batches), next(lengths)) for _ in range(4)]
+    points = [(next(batches), next(lengths)) for _ in range(_POINTS)]
     return [Point(batch, length, chosen[number // 2]) for number, (batch, length) in enumerate(points)]
 
 
 def _lengths(request: TraceRequest, model: nn.Module, sizes: set[int]) -> Iterator[int]:
-    """Sequences of a multiple of 32 and a prime: within the model's positions, and beyond its window if asked."""
+    """Sequences of a prime and a multiple that kernels like, within the positions and on one side of the window."""
     config = model.config.get_text_config().to_dict()  # type: ignore[operator, union-attr]
-    smallest, largest = _SMALLEST_SEQUENCE_FACTOR, None
+    window = int(config.get("sliding_window") or config.get("attention_chunk_size") or 0)
+    if request.beyond_window and window:
+        first = window // _SEQUENCE_MULTIPLE + _SMALLEST_SEQUENCE_FACTOR
+        return (_SEQUENCE_MULTIPLE * prime for prime in _primes(first, sizes))
     positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _FEW_POSITIONS)
-    if positions < _FEW_POSITIONS:
-        smallest, largest = _FEW_POSITIONS_FACTOR, positions // _SEQUENCE_MULTIPLE
-    if request.beyond_window:
-        window = int(config.get("sliding_window") or config.get("attention_chunk_size") or 0)
-        smallest += window // _SEQUENCE_MULTIPLE
-    primes = _primes(smallest, sizes)
-    if largest is not None:
-        primes = itertools.cycle(list(itertools.takewhile(lambda prime: prime <= largest, primes)))
-    return (_SEQUENCE_MULTIPLE * prime for prime in primes)
+    largest = min(positions, window) if window else positions
+    if largest >= _FEW_POSITIONS:
+        return (_SEQUENCE_MULTIPLE * prime for prime in _primes(_SMALLEST_SEQUENCE_FACTOR, sizes))
+    for multiple in _SEQUENCE_MULTIPLES:
+        within = itertools.takewhile(
+            lambda prime: prime <= largest // multiple,  # noqa: B023
+            _primes(_FEW_POSITIONS_FACTOR, sizes),
+        )
+        primes = list(itertools.islice(within, _POINTS))
+        if len(primes) > 1:
+            return itertools.cycle([multiple * prime for prime in primes])
+    return _primes(_FEW_POSITIONS_FACTOR, sizes)
 
 
 def _primes(smallest: int, sizes: set[int]) -> Iterator[int]:
