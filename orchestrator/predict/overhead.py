@@ -25,14 +25,15 @@ class Overhead:
 
 
 CUDA = Overhead(
-    context_bytes=GIB // 2,
-    communicator_bytes=GIB,
+    context_bytes=400 * MIB,
+    communicator_bytes=656 * MIB,
     workspace_bytes=2 * (8 * MIB + 128 * 1024),
     process_bytes=3 * GIB,
 )
-"""Context: 0.47 GiB with lazy loading on an A100, torch 2.1 (stas00/ml-engineering, debug/memory); drivers, libraries
-and older PyTorch change it, so a sweep measures its own. Communicator: 544 to 688 MB each on four A100 (NVIDIA/nccl
-#964), with its buffers about 1 GiB for the first. Workspace: cuBLAS' 8.125 MiB (torch 2.13
+"""Context: 0.47 GiB with lazy loading on an A100, torch 2.1 (stas00/ml-engineering, debug/memory), and at most 0.39
+GiB where a run reserved 78.76 of 79.15 GiB (modelscope/ms-swift 6cfbc2ec, docs/source_en/LLM/Benchmark.md); drivers,
+libraries and older PyTorch change it, so a sweep measures its own. Communicator: 544 to 688 MB each on four A100
+(NVIDIA/nccl #964). Workspace: cuBLAS' 8.125 MiB (torch 2.13
 ATen/cuda/CublasHandlePool.cpp, 32 MiB on Hopper) for the thread of the forward pass and that of the backward pass.
 Process: resident size of a rank that has imported PyTorch, transformers and DeepSpeed and made a CUDA context; assumed.
 """
