@@ -50,4 +50,4 @@ def test_a13_a_bill_of_stage_3_with_everything_offloaded_does_not_vanish(profile
     # seen with 6.8B: 14.3 GiB after the engine was built, 20.8 GiB in the second step; with GPT-J: about 13 GB on two
     # devices and on four
     assert min(peaks.values()) > 5 * GIB
-    assert peaks[4] == pytest.approx(peaks[2], rel=0.15)
+    assert peaks[4] == pytest.approx(peaks[2], rel=0.2)
