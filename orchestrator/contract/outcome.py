@@ -217,11 +217,13 @@ class Rejected(Frozen):
     kind: Literal["rejected"] = "rejected"
     probability_fits: float
     bill: dict[str, int]
-    """Bytes of one device at the highest moment, by term."""
+    """Bytes of one device, or of one node's host, at the highest moment, by term."""
     phase: Phase | None = None
     """Where that moment is."""
+    memory: Literal["device", "host"] = "device"
+    """Of which there is too little."""
     needed_bytes: int | None = None
-    """The least that the device must have."""
+    """The least that it must have."""
     capacity_bytes: int | None = None
     """What it has."""
 

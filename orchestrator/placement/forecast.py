@@ -32,6 +32,9 @@ _BASE_SPREAD_BYTES = {"cuda": 1.0, "cpu": 40.0 * MIB}
 address space that differs by about so much between trials of the quickstart."""
 _NOISE = {"cuda": 0.02, "cpu": 0.06}
 """Log error of one measured peak: address space varies by 6 % from run to run."""
+_HOST_SPREAD = Spread(0.0, 0.15)
+"""Log error of a predicted host peak. Assumed: libraries and pinned buffers differ more than a device does; for six
+hosts that were reported as killed, the predicted needs are 6 to 94 % above their sizes (docs/field-cases.md, A10)."""
 
 Tracer = Callable[[Iterable[TraceRequest]], Mapping[str, Profile | Untraceable]]
 """Profiles by `request_key`, or why there is none."""
@@ -60,6 +63,9 @@ class Forecast:
     """None without a limit."""
     time: StepTime | None
     """None where the device's rates are not known."""
+    host_limit_bytes: int | None = None
+    host_probability_fits: float = 1.0
+    """That the node's host has room; part of `probability_fits`."""
 
     @property
     def is_likely(self) -> bool:
@@ -117,7 +123,11 @@ class Forecaster:
             verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread)
         needed_bytes = self._corrected_bytes(key, verdict)
         odds = None if capacity_bytes is None else probability_fits(needed_bytes, capacity_bytes, spread)
-        return Forecast(verdict, needed_bytes, odds, self._time(config, profile))
+        host_limit_bytes, host_odds = self.platform.host_limit_bytes, 1.0
+        if host_limit_bytes is not None:
+            host_odds = probability_fits(verdict.bill.peak_host_bytes, host_limit_bytes, _HOST_SPREAD)
+            odds = host_odds if odds is None else odds * host_odds
+        return Forecast(verdict, needed_bytes, odds, self._time(config, profile), host_limit_bytes, host_odds)
 
     def learn(self, record: TrialRecord) -> None:
         """Take a trial that has ended into account, when it says something about memory."""

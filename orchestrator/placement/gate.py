@@ -34,6 +34,17 @@ def rejection(forecast: Forecast, reject_probability: float) -> Rejected | None:
     odds, bill = forecast.probability_fits, forecast.verdict.bill
     if odds is None or 1 - odds <= reject_probability:
         return None
+    host_odds = forecast.host_probability_fits
+    # both odds multiplied are `odds`: the host's are the smaller ones
+    if host_odds < 1 and host_odds**2 <= odds:
+        return Rejected(
+            probability_fits=odds,
+            bill=dict(bill.host),
+            phase=bill.host_phase,
+            needed_bytes=bill.peak_host_bytes,
+            capacity_bytes=forecast.host_limit_bytes,
+            memory="host",
+        )
     return Rejected(
         probability_fits=odds,
         bill={**bill.phases[bill.binding_phase], **bill.device_overhead},

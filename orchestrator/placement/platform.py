@@ -40,6 +40,8 @@ class Platform:
     capacity_bytes: int | None = None
     limit_bytes: int | None = None
     headroom_bytes: int = 0
+    host_limit_bytes: int | None = None
+    """Of one node with all its ranks. None: no such bound, or on CPU, where `limit_bytes` holds it."""
     processor: Processor | None = None
     links: Links | None = None
 
@@ -74,6 +76,7 @@ def sweep_platform(spec: SweepSpec, facts: Facts, threads_per_rank: int) -> Plat
         capacity_bytes=facts.device_memory_bytes,
         limit_bytes=min((limit for limit in limits_bytes if limit is not None), default=None),
         headroom_bytes=spec.limits.headroom,
+        host_limit_bytes=spec.limits.host_memory if facts.device == "cuda" else None,
         processor=rates,
         links=links,
     )

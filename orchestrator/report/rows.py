@@ -139,8 +139,9 @@ def describe(outcome: Outcome) -> str:
             return "cancelled"
         case Infra(cause=cause):
             return f"infrastructure: {_first_line(cause)}"
-        case Rejected(probability_fits=probability_fits, needed_bytes=needed_bytes):
-            needs = f", would need {format_bytes(needed_bytes)}" if needed_bytes is not None else ""
+        case Rejected(probability_fits=probability_fits, needed_bytes=needed_bytes, memory=memory):
+            where = " of host memory" if memory == "host" else ""
+            needs = f", would need {format_bytes(needed_bytes)}{where}" if needed_bytes is not None else ""
             return f"not launched: fits with probability {odds(probability_fits)}{needs}"
         case _:
             assert_never(outcome)

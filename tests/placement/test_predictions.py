@@ -12,15 +12,16 @@ from orchestrator.contract.config import DataSource, Knobs, ModelSource, TrainSe
 from orchestrator.contract.outcome import Ok
 from orchestrator.contract.profile import Profile, TraceRequest
 from orchestrator.contract.record import AttemptRecord, TrialRecord
-from orchestrator.contract.units import MIB
+from orchestrator.contract.units import GIB, MIB
 from orchestrator.placement.changes import single_changes
-from orchestrator.placement.forecast import Forecaster
+from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
 from orchestrator.placement.platform import Platform
 from orchestrator.placement.rows import Rows, uniform_rows
 from orchestrator.placement.tracing import Untraceable, request_key
-from orchestrator.predict.constants import CPU_CLOCK
-from orchestrator.predict.overhead import CPU
+from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
+from orchestrator.predict.overhead import CPU, CUDA
+from orchestrator.report.rows import describe
 
 
 def test_the_width_of_a_batch_is_the_mean_of_its_longest_row() -> None:
@@ -93,6 +94,34 @@ def test_measured_trials_correct_what_is_predicted() -> None:
     assert before.needed_bytes < once.needed_bytes <= after.needed_bytes
     assert after.needed_bytes == pytest.approx(before.needed_bytes + 30 * MIB, rel=0.03)
     assert (after.probability_fits or 0.0) < (before.probability_fits or 0.0)
+
+
+def test_a_host_without_room_for_what_is_offloaded_rejects_too() -> None:
+    profile = decoder(hidden=1024, layers=4, intermediate=4096, vocabulary=1024)
+    offloaded = CANDIDATE.model_copy(
+        update={
+            "knobs": CANDIDATE.knobs.model_copy(
+                update={"zero_stage": 2, "offload_optimizer": "cpu", "precision": "bf16", "reduce_bucket_size": 1000}
+            ),
+            "device": "cuda",
+        }
+    )
+
+    def on_host(host_limit_bytes: int) -> Forecast:
+        platform = Platform("cuda", 1, CUDA, CUDA_CLOCK, capacity_bytes=80 * GIB, host_limit_bytes=host_limit_bytes)
+        predicts = Forecaster(
+            platform, uniform_rows(256), lambda requests: {request_key(request): profile for request in requests}
+        )
+        return predicts.forecast(offloaded)
+
+    roomy, tight = on_host(100 * GIB), on_host(2 * GIB)
+    assert rejection(roomy, reject_probability=0.95) is None
+    rejected = rejection(tight, reject_probability=0.95)
+    assert rejected is not None
+    assert rejected.memory == "host"
+    assert rejected.capacity_bytes == 2 * GIB
+    assert rejected.needed_bytes == sum(rejected.bill.values()) == tight.verdict.bill.peak_host_bytes
+    assert "of host memory" in describe(rejected)
 
 
 def test_only_what_is_surer_than_asked_not_to_fit_is_rejected() -> None:
