@@ -30,6 +30,7 @@ from orchestrator.contract.outcome import Measurement, Ok, OverLimit
 from orchestrator.contract.profile import Profile
 from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import GIB, MIB, format_bytes
+from orchestrator.placement.rows import Rows, prepared_rows
 from orchestrator.placement.tracing import Untraceable, request_key, trace_all
 from orchestrator.predict.calibrate import MemoryObservation, MemoryPrior, TimeObservation, calibrate, calibrate_memory
 from orchestrator.predict.constants import CPU_CLOCK
@@ -82,14 +83,18 @@ def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
     ledger = Ledger(home, name)
     facts = read_model(ledger.facts_file, Facts)
     measured = [(record, found) for record in ledger.read_trials() if (found := _measurement(record)) is not None]
-    requests = [trace_request(record.config, facts.device) for record, _ in measured]
+    lengths = prepared_rows(facts.data)
+    requests = [
+        trace_request(record.config, facts.device, lengths.is_padded(record.config.knobs.micro_batch))
+        for record, _ in measured
+    ]
     profiles = trace_all(requests, cache, processes=2, progress=_progress)
     keys = [request_key(request) for request in requests]
     found = [profiles[key] for key in keys]
     usable = [profile for profile in found if not isinstance(profile, Untraceable)]
     assert len(usable) == len(found), [str(each) for each in found if isinstance(each, Untraceable)]
     runs = [
-        _run(profile, record.config, measurement, facts)
+        _run(profile, record.config, lengths, facts, measurement)
         for profile, (record, measurement) in zip(usable, measured, strict=True)
     ]
     memory = [
@@ -103,7 +108,9 @@ def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
             bill_bytes=round(runs[number][0]),
             corrected_bytes=_corrected(memory, number),
             measured_tokens_per_s=measurement.tokens_per_second,
-            predicted_tokens_per_s=_predicted_speed([run for _, run in runs], number, measurement),
+            predicted_tokens_per_s=_predicted_speed(
+                [run for _, run in runs], number, lengths.padding_fraction(record.config.knobs.micro_batch)
+            ),
         )
         for number, (record, measurement) in enumerate(measured)
     ]
@@ -115,15 +122,17 @@ def _measurement(record: TrialRecord) -> Measurement | None:
 
 
 def _run(
-    profile: Profile, config: TrialConfig, measurement: Measurement, facts: Facts
+    profile: Profile, config: TrialConfig, lengths: Rows, facts: Facts, measurement: Measurement
 ) -> tuple[float, TimeObservation]:
-    job = job_of(config, facts.device, row_tokens=measurement.probe_row_tokens)
+    """Bytes for the longest row, and the work of a step over rows as long as the data's are."""
+    job = job_of(config, facts.device, row_tokens=lengths.longest_tokens)
+    usual = job_of(config, facts.device, row_tokens=max(1, round(lengths.width_tokens(config.knobs.micro_batch))))
     processor = cpu_processor(facts.peak_flops_per_s, config.threads_per_rank)
     seen = TimeObservation(
-        work=step_work(profile, job),
+        work=step_work(profile, usual),
         processor=processor,
         links=cpu_links(psutil.cpu_count(logical=False) or 1),
-        step_s=float(np.mean(measurement.step_s)),
+        step_s=float(np.median(measurement.step_s)),
     )
     return float(bill(profile, job, CPU).peak_device_bytes), seen
 
@@ -134,10 +143,10 @@ def _corrected(observations: Sequence[MemoryObservation], number: int) -> float:
     return fit.corrected_bytes(observations[number].structure, observations[number].predicted_bytes)
 
 
-def _predicted_speed(observations: Sequence[TimeObservation], number: int, measurement: Measurement) -> float:
+def _predicted_speed(observations: Sequence[TimeObservation], number: int, padding_fraction: float) -> float:
     fit = calibrate([seen for other, seen in enumerate(observations) if other != number], CPU_CLOCK)
     seen = observations[number]
-    return priced(seen.work, seen.processor, seen.links, fit.constants, measurement.padding_fraction).tokens_per_second
+    return priced(seen.work, seen.processor, seen.links, fit.constants, padding_fraction).tokens_per_second
 
 
 def _progress(done: int, total: int) -> None:
