@@ -53,8 +53,8 @@ WORDS = [
      "linear layer, not ''"),
     ("zero_stage: [0, 2]", "baseline: {zero: 2}", "10:14: search.baseline.zero: unknown knob; did you mean "
      "zero_stage?"),
-    ("zero_stage: [0, 2]", "sampler: bayes", "10:12: search.sampler: 'bayes' is not one of guided, tpe, gp, random, grid; "
-     "write one of them"),
+    ("zero_stage: [0, 2]", "sampler: bayes", "10:12: search.sampler: 'bayes' is not one of guided, tpe, gp, "
+     "random, grid; write one of them"),
     ("learning_rate: 1e-4", "learning_rate: 1e-4\n  micro_batch: 4", "12:3: search.micro_batch: stands in train and in "
      "search; keep train.micro_batch to fix it or search.micro_batch to search it"),
     ("learning_rate: 1e-4", "learning_rate: 1e-4\n  method: [lora]", "9:11: train.method: is fixed here, so it takes "
