@@ -38,7 +38,8 @@ def test_every_experiment_is_valid(validator: jsonschema.Draft202012Validator, p
 
 @pytest.mark.parametrize("goal", ["max", "min", "maximize", "minimize"])
 def test_goals_may_be_short(validator: jsonschema.Draft202012Validator, goal: str) -> None:
-    validator.validate(_value(f"{VALID}objective: {{metric: mfu, goal: {goal}}}\n"))
+    assert validator.is_valid(_value(f"{VALID}objective: {{metric: mfu, goal: {goal}}}\n"))
+    assert not validator.is_valid(_value(f"{VALID}objective: {{metric: mfu, goal: {goal}imum}}\n"))
 
 
 @pytest.mark.parametrize(

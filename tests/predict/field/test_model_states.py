@@ -39,15 +39,24 @@ def test_a12_deepspeed_printed_model_states_of_stage_2(offloads: bool, printed: 
     )
 
 
+def everything_offloaded(profile: Profile) -> dict[int, int]:
+    """Needs of a 7B model under stage 3 with all offloaded, by devices."""
+    return {ranks: price(profile, zero(3, ranks, Point(1, 512), **BOTH)).needed_bytes for ranks in (1, 2, 4)}
+
+
 @pytest.mark.structures("qwen15_7b_full")
 def test_a13_a_bill_of_stage_3_with_everything_offloaded_does_not_vanish(profiles: Mapping[str, Profile]) -> None:
-    peaks = {
-        ranks: price(profiles["qwen15_7b_full"], zero(3, ranks, Point(1, 512), **BOTH)).needed_bytes
-        for ranks in (1, 2, 4)
-    }
     states = zero3_model_states_only(7721 * MILLION, 622 * MILLION, 4, True, True)[1]
     assert states < 2.5 * GIB
-    # seen with 6.8B: 14.3 GiB after the engine was built, 20.8 GiB in the second step; with GPT-J: about 13 GB on two
-    # devices and on four
-    assert min(peaks.values()) > 5 * GIB
-    assert peaks[4] == pytest.approx(peaks[2], rel=0.2)
+    # seen with 6.8B: 14.3 GiB after the engine was built, 20.8 GiB in the second step
+    assert min(everything_offloaded(profiles["qwen15_7b_full"]).values()) > 5 * GIB
+
+
+@pytest.mark.structures("qwen15_7b_full")
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="predicted 15 % apart; what kept both devices at 13 GB is not known"
+)
+def test_a13_four_devices_need_as_much_as_two(profiles: Mapping[str, Profile]) -> None:
+    # seen with GPT-J: about 13 GB on two devices and on four
+    needs = everything_offloaded(profiles["qwen15_7b_full"])
+    assert needs[4] == pytest.approx(needs[2], rel=0.15)
