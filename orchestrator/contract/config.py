@@ -132,6 +132,18 @@ class Limits(Frozen):
     headroom_bytes: int = Field(default=0, ge=0)
 
 
+class QualitySettings(Frozen):
+    """After measuring speed, how long a trial trains from its first weights and on how many rows its loss is taken.
+
+    Every candidate of a sweep trains on the same rows in the same order: whole optimizer steps until `train_tokens`
+    non-padding tokens of all ranks are used up.
+    """
+
+    train_tokens: int = Field(ge=1)
+    eval_rows: int = Field(default=32, ge=1)
+    """Rows of the data that are held out and never trained on."""
+
+
 class MeasureSettings(Frozen):
     """How long a trial measures. Steps are optimizer steps over the whole global batch."""
 
@@ -144,6 +156,8 @@ class MeasureSettings(Frozen):
     step_timeout_s: float = Field(default=300.0, gt=0)
     """A rank that shows no progress for this long is `hang`."""
     trial_timeout_s: float = Field(default=1800.0, gt=0)
+    quality: QualitySettings | None = None
+    """None: the loss on held-out rows is not measured."""
 
 
 class TrialConfig(Frozen):

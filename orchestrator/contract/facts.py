@@ -26,6 +26,8 @@ class DataRequest(Frozen):
     sequence_length: int = Field(ge=2)
     packing: bool = False
     max_rows: int | None = Field(default=None, ge=1)
+    eval_rows: int = Field(default=0, ge=0)
+    """Rows that are held out from training."""
 
 
 class PreflightRequest(Frozen):
@@ -80,7 +82,8 @@ class ModelFacts(Frozen):
 
 
 class DataFacts(Frozen):
-    """What the data turned out to be. Lengths are in tokens, after truncation to `sequence_length`, before padding."""
+    """What the data turned out to be. Lengths are in tokens, after truncation to `sequence_length`, before padding;
+    rows that are held out count in `eval_rows` and `eval_tokens` alone."""
 
     directory: str
     digest: str
@@ -91,6 +94,8 @@ class DataFacts(Frozen):
     mean_row_tokens: float
     median_row_tokens: float
     truncated_rows: int
+    eval_rows: int = 0
+    eval_tokens: int = 0
     vocab_size: int
     pad_token_id: int
     tokenizer: str

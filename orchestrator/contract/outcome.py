@@ -78,6 +78,12 @@ class Measurement(Frozen):
     total_parameters: int = Field(gt=0)
     first_loss: float
     last_loss: float
+    eval_loss: float | None = None
+    """Mean cross-entropy on the held-out rows, in nats a token, after `trained_tokens`; None when not asked for."""
+    eval_tokens: int | None = None
+    """Tokens of the held-out rows that were predicted."""
+    trained_tokens: int | None = None
+    """Non-padding tokens of all ranks that were trained on, from the first weights on, before `eval_loss`."""
     device: Literal["cpu", "cuda"]
     device_name: str
     threads_per_rank: int

@@ -85,7 +85,7 @@ class RankReport(Frozen):
 class Event(Frozen):
     """One line of `events.jsonl`, flushed at once, so that a killed trial still tells where it was."""
 
-    event: Literal["phase", "step", "first_step", "probe"]
+    event: Literal["phase", "step", "first_step", "probe", "eval"]
     time_s: float
     rank: int
     phase: str

@@ -11,9 +11,8 @@ from orchestrator.spec.sweep import Objective
 
 
 def objective_value(objective: Objective, record: TrialRecord) -> float | None:
-    """The trial's number for one objective: tokens/s, bytes, a fraction (mfu) or seconds; None without a finite one.
-
-    `step_s` is the median of the measured optimizer steps.
+    """The trial's number for one objective, None without a finite one: tokens/s, bytes, a fraction (mfu), seconds
+    (`step_s`, the median of the measured optimizer steps) or nats a token (`eval_loss`).
     """
     measurement = record.measurement
     if measurement is None:
@@ -29,6 +28,8 @@ def objective_value(objective: Objective, record: TrialRecord) -> float | None:
             return record.mfu if record.mfu is not None and isfinite(record.mfu) else None
         case "step_s":
             return median(measurement.step_s) if measurement.step_s else None
+        case "eval_loss":
+            return measurement.eval_loss
         case _:
             assert_never(objective.metric)
 

@@ -11,10 +11,11 @@ from orchestrator.spec.sweep import KnobValue, SweepSpec
 
 def preflight_request(spec: SweepSpec, data_directory: Path, threads_per_rank: int = 1) -> PreflightRequest:
     """The request for `spec`; prepared rows go to `data_directory`."""
+    quality = spec.measure.quality
     precisions = {Precision(str(value)) for value in _values(spec, "precision")}
     return PreflightRequest(
         model=model_source(spec.model),
-        data=DataRequest.model_validate(spec.data.model_dump()),
+        data=DataRequest(**spec.data.model_dump(), eval_rows=quality.eval_rows if quality is not None else 0),
         data_directory=str(data_directory.absolute()),
         lora_targets=lora_target_sets(spec),
         precisions=tuple(sorted(precisions)) or tuple(Precision),

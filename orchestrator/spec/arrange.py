@@ -17,7 +17,7 @@ from orchestrator.spec.sweep import KNOB_NAMES, SearchSection, SweepSpec, TrainS
 
 Mapping = dict[str, JsonValue]
 
-MINIMIZED = ("peak_memory_bytes", "peak_resident_bytes", "step_s")
+MINIMIZED = ("peak_memory_bytes", "peak_resident_bytes", "step_s", "eval_loss")
 """Metrics whose goal is to minimize unless the spec says otherwise."""
 GOAL_WORDS: Mapping = {"max": "maximize", "min": "minimize"}
 """Short forms of a goal, as people write them."""
@@ -153,7 +153,9 @@ class _Arranger:
     def measure(self, section: Mapping) -> JsonValue:
         settings: Mapping = {}
         for key, value in section.items():
-            settings[key] = whole(value)
+            settings[key] = (
+                {name: whole(each) for name, each in value.items()} if isinstance(value, dict) else whole(value)
+            )
             if key.endswith("_s") and key in MeasureSettings.model_fields and isinstance(value, str):
                 try:
                     settings[key] = parse_duration(value)

@@ -69,7 +69,26 @@ def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list
     for position, metric in enumerate(metrics):
         if metric in metrics[:position]:
             faults.append(places.fault(("objective", position), f"{metric} stands twice; keep one"))
+    faults += _quality_faults(spec, places)
     return faults + (_search_faults(spec, spec.search, places) if spec.search else [])
+
+
+def _quality_faults(spec: SweepSpec, places: Places) -> list[Fault]:
+    """Whoever judges by the eval loss has to say how it is measured, and against what."""
+    faults = []
+    mend = "add measure.quality, e.g. measure: {quality: {train_tokens: 20000, eval_rows: 32}}"
+    if spec.measure.quality is None:
+        for position, objective in enumerate(spec.objective):
+            if objective.metric == "eval_loss":
+                faults.append(places.fault(("objective", position), f"eval_loss is not measured; {mend}"))
+    if spec.limits.eval_loss_within is not None:
+        path = ("limits", "eval_loss_within")
+        if spec.measure.quality is None:
+            faults.append(places.fault(path, f"the eval loss is not measured; {mend}"))
+        if spec.search is None or spec.search.baseline is None:
+            text = "compares with the baseline, and there is none; add search.baseline, the configuration in use today"
+            faults.append(places.fault(path, text))
+    return faults
 
 
 def _search_faults(spec: SweepSpec, search: SearchSection, places: Places) -> list[Fault]:

@@ -37,7 +37,7 @@ def spec_schema() -> Schema:
     search["baseline"] = {"$ref": "#/$defs/point"}
     search["paired"] = {"type": "array", "items": {"$ref": "#/$defs/point", "minProperties": 2}}
     limits, budget = _properties(definitions, "LimitsSection"), _properties(definitions, "BudgetSection")
-    for name in limits.keys() - {"reject_probability"}:
+    for name in limits.keys() - {"reject_probability", "eval_loss_within"}:
         limits[name] = _or_text(limits[name], _SIZE)
     budget["time"] = _or_text(budget["time"], _DURATION)
     measure = _properties(definitions, "MeasureSettings")

@@ -96,7 +96,7 @@ class TrainSection(TrainSettings):
 class Objective(Frozen):
     """A metric and where it should go."""
 
-    metric: Literal["tokens_per_second", "peak_memory_bytes", "peak_resident_bytes", "mfu", "step_s"] = (
+    metric: Literal["tokens_per_second", "peak_memory_bytes", "peak_resident_bytes", "mfu", "step_s", "eval_loss"] = (
         "tokens_per_second"
     )
     goal: Literal["maximize", "minimize"] = "maximize"
@@ -106,12 +106,14 @@ class LimitsSection(Frozen):
     """`device_memory` per device, `host_memory` per node, `headroom` of device memory that a winner must leave.
 
     A candidate is not launched when it is predicted not to fit with more than `reject_probability`; 1: all are.
+    A trial whose eval loss is above the baseline's by more than the fraction `eval_loss_within` can't win.
     """
 
     device_memory: Bytes | None = None
     host_memory: Bytes | None = None
     headroom: Annotated[int, BeforeValidator(_size), Field(ge=0)] = 0
     reject_probability: float = Field(default=0.95, ge=0.5, le=1)
+    eval_loss_within: float | None = Field(default=None, ge=0, le=1)
 
     @model_validator(mode="after")
     def _room_is_left(self) -> "LimitsSection":

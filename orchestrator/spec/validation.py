@@ -19,6 +19,7 @@ _EXAMPLES = {
     "train": "train: {global_batch: 16, learning_rate: 1e-4}",
     "global_batch": "global_batch: 16, the rows of one optimizer step over all devices",
     "learning_rate": "learning_rate: 1e-4",
+    "train_tokens": "train_tokens: 20000, after which the loss on held-out rows is taken",
     "sequence_length": "sequence_length: 1024, in tokens",
 }
 

@@ -1,14 +1,16 @@
 """Prepared rows on disk, and the batches that a trial makes of them.
 
 A prepared folder holds `tokens.bin` (int32 token ids, row after row), `offsets.bin` (int64, one more than rows: where
-each row starts) and `data.json` (`DataFacts`). Labels are the tokens themselves; padding has label -100 and mask 0,
+each row starts) and `data.json` (`DataFacts`); rows that are held out from training stand in `eval_tokens.bin` and
+`eval_offsets.bin`. Labels are the tokens themselves; padding has label -100 and mask 0,
 on the right. Rows are as long as they are, at most `sequence_length` (packed ones exactly so); a micro-batch is padded
 to its longest row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +21,19 @@ from orchestrator.contract.facts import DataFacts
 from orchestrator.contract.handoff import read_model
 from orchestrator.trial.group import RankPlace
 
-TOKENS_FILE = "tokens.bin"
-OFFSETS_FILE = "offsets.bin"
 DESCRIPTION_FILE = "data.json"
 IGNORED_LABEL = -100
 
+
+class RowFiles(NamedTuple):
+    """Names of the two files that hold rows."""
+
+    tokens: str
+    offsets: str
+
+
+TRAINING = RowFiles("tokens.bin", "offsets.bin")
+HELD_OUT = RowFiles("eval_tokens.bin", "eval_offsets.bin")
 TokenRow = npt.NDArray[np.int32]
 
 
@@ -62,13 +72,21 @@ class Step:
     counts: Counts
 
 
+@dataclass(frozen=True)
+class EvalBatch:
+    """One micro-batch of held-out rows; one that is not counted only keeps the other ranks company."""
+
+    batch: Batch
+    is_counted: bool
+
+
 class Rows:
     """The prepared rows of a folder, read on demand. Raises StateError when the folder is damaged or missing."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: RowFiles = TRAINING) -> None:
         self.facts = read_model(directory / DESCRIPTION_FILE, DataFacts)
-        self._tokens: TokenRow = np.memmap(directory / TOKENS_FILE, dtype=np.int32, mode="r")
-        self._offsets = np.fromfile(directory / OFFSETS_FILE, dtype=np.int64)
+        self._tokens: TokenRow = np.memmap(directory / files.tokens, dtype=np.int32, mode="r")
+        self._offsets = np.fromfile(directory / files.offsets, dtype=np.int64)
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of every row."""
@@ -83,6 +101,7 @@ class Batches:
     """The micro-batches of one rank. Every rank computes the same plan, so counts need no communication."""
 
     def __init__(self, config: TrialConfig, place: RankPlace) -> None:
+        self._config = config
         self._rows = Rows(Path(config.data.directory))
         self._lengths = self._rows.lengths()
         self._pad_token_id = self._rows.facts.pad_token_id
@@ -121,6 +140,20 @@ class Batches:
             ]
             yield self._step([micro_batches[rank::world_size] for rank in range(world_size)])
 
+    def held_out(self) -> list[EvalBatch]:
+        """This rank's micro-batches of held-out rows. Every rank has as many, as sharded weights are gathered by all
+        ranks together: one that runs short computes its share again, uncounted."""
+        rows = Rows(Path(self._config.data.directory), HELD_OUT)
+        count, world_size = len(rows.lengths()), self._place.world_size
+        starts = range(0, count, self._micro_batch)
+        rounds = -(-len(starts) // world_size)
+        batches = []
+        for number in range(self._place.rank, rounds * world_size, world_size):
+            start = starts[number % len(starts)]
+            batch = self._batch(rows, range(start, min(start + self._micro_batch, count)))
+            batches.append(EvalBatch(batch, is_counted=number < len(starts)))
+        return batches
+
     def _shuffled(self) -> Iterator[int]:
         generator = np.random.default_rng(self._seed)
         while True:
@@ -131,7 +164,7 @@ class Batches:
         for micro_batches in by_rank:
             for indices in micro_batches:
                 counts += self._counts(indices)
-        return Step(tuple(self._batch(indices) for indices in by_rank[self._place.rank]), counts)
+        return Step(tuple(self._batch(self._rows, indices) for indices in by_rank[self._place.rank]), counts)
 
     def _counts(self, indices: list[int]) -> Counts:
         lengths = self._lengths[indices]
@@ -143,13 +176,13 @@ class Batches:
             sum_squared_lengths=int((lengths**2).sum()),
         )
 
-    def _batch(self, indices: list[int]) -> Batch:
-        shape = (len(indices), int(self._lengths[indices].max()))
+    def _batch(self, rows: Rows, indices: Sequence[int]) -> Batch:
+        ids = [torch.from_numpy(rows.row(index).astype(np.int64)) for index in indices]
+        shape = (len(ids), max(len(row) for row in ids))
         input_ids = torch.full(shape, self._pad_token_id, dtype=torch.int64)
         labels = torch.full(shape, IGNORED_LABEL, dtype=torch.int64)
         attention_mask = torch.zeros(shape, dtype=torch.int64)
-        for position, index in enumerate(indices):
-            row = torch.from_numpy(self._rows.row(index).astype(np.int64))
+        for position, row in enumerate(ids):
             input_ids[position, : len(row)] = row
             labels[position, : len(row)] = row
             attention_mask[position, : len(row)] = 1

@@ -72,6 +72,25 @@ class Engine:
     config: JsonObject
     optimizer: JsonObject
     """`class` (dotted name) and its arguments."""
+    learning_rate: float
+
+    def hold_weights(self) -> None:
+        """From now on optimizer steps do all their work and leave the weights as they are: a learning rate of 0."""
+        self._set_learning_rate(0.0)
+
+    def begin_anew(self) -> None:
+        """Learn from here on with the optimizer's states as they are before a first step: all zero."""
+        self._set_learning_rate(self.learning_rate)
+        for state in self.engine.basic_optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+                elif name == "step":
+                    state[name] = 0  # DeepSpeed's own Adam counts in a plain number
+
+    def _set_learning_rate(self, rate: float) -> None:
+        for group in self.engine.basic_optimizer.param_groups:
+            group["lr"] = rate
 
 
 def select_accelerator(device: Device) -> None:
@@ -92,7 +111,7 @@ def build_engine(model: nn.Module, config: TrialConfig, resolved: JsonObject, de
     if device.backend == "gloo":
         require_gloo_room()  # DeepSpeed makes a group of its own
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=resolved)
-    return Engine(engine, resolved, description)
+    return Engine(engine, resolved, description, config.train.learning_rate)
 
 
 def _optimizer(

@@ -46,9 +46,13 @@ class EventLog:
         self.batch_tokens = None
         self._write("step", step=self.step, tokens=tokens, step_s=step_s)
 
+    def end_eval_batch(self, tokens: int) -> None:
+        """One micro-batch of held-out rows was predicted, `tokens` tokens of this rank."""
+        self._write("eval", tokens=tokens)
+
     def _write(
         self,
-        event: Literal["phase", "step", "first_step", "probe"],
+        event: Literal["phase", "step", "first_step", "probe", "eval"],
         step: int | None = None,
         tokens: int | None = None,
         step_s: float | None = None,

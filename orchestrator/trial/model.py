@@ -1,5 +1,6 @@
 """The model of a trial: a real transformers causal LM, with adapters and checkpointing as the knobs say."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from peft import LoraConfig, get_peft_model
 from pydantic import JsonValue
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from orchestrator.contract.config import Checkpointing, Knobs, Method, ModelSource, Precision, TrialConfig
@@ -99,14 +101,19 @@ def _create(source: ModelSource, knobs: Knobs, device: torch.device | None) -> P
         )
     else:
         model_config = load_config(source)
+        # transformers makes sharded weights in one pass of their own; the other stages do alike, so that equal seeds
+        # give equal weights. Code that comes with a model may rely on more than that pass
+        is_one_pass = device is not None and not source.trust_remote_code
         # without a device of its own, deepspeed.zero.Init chooses where each parameter goes
-        with device or torch.device("cpu"):
+        with device or torch.device("cpu"), no_init_weights() if is_one_pass else nullcontext():
             model = AutoModelForCausalLM.from_config(
                 model_config,
                 dtype=dtype,
                 attn_implementation=attention,
                 trust_remote_code=source.trust_remote_code,
             )
+        if is_one_pass:
+            model.init_weights()
     model.config.use_cache = False
     return model
 

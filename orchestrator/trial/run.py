@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from pydantic import JsonValue
 
 from orchestrator.contract.config import TrialConfig
@@ -18,6 +19,7 @@ from orchestrator.trial.group import Group, RankPlace
 from orchestrator.trial.meter import StepTime, is_measured, rate
 from orchestrator.trial.model import LoadedModel, build_model
 from orchestrator.trial.preload import PROCESS_ENVIRONMENT
+from orchestrator.trial.quality import Quality, evaluate
 
 PROBE_STEPS = 2
 """The optimizer's states appear in the first step; only a step after that shows the peak beside them."""
@@ -39,19 +41,22 @@ class Trial:
         self.last_loss = math.nan
 
     def run(self) -> Outcome:
-        """Build, probe, warm up, measure, judge. Errors pass through to the guard."""
+        """Build, probe, warm up, measure, take the loss where asked for, judge. Errors pass through to the guard."""
         settings = self.config.measure
         select_accelerator(self.device)
         self.group = Group(self.place, self.device.backend, settings.trial_timeout_s)
         batches = Batches(self.config, self.place)
         self._build()
         check_same_run(self.config, self.engine, self.place.world_size, self.group)
+        if settings.quality is not None:
+            self.engine.hold_weights()
         self._probe(batches)
         steps = batches.training_steps()
         for _ in range(settings.warmup_steps):
             self._train(next(steps))
         counts, times = self._measure(steps)
-        outcome = self._judge(batches, counts, times)
+        quality = None if settings.quality is None else self._quality(batches, settings.quality.train_tokens)
+        outcome = self._judge(batches, counts, times, quality)
         self.group.close()
         return outcome
 
@@ -65,11 +70,37 @@ class Trial:
             self.engine = build_engine(self.loaded.model, self.config, resolved, self.device)
 
     def _probe(self, batches: Batches) -> None:
-        first_update = FirstUpdate(self.engine, self.config.knobs.method)
-        for number in range(PROBE_STEPS):
+        if self.config.measure.quality is None:
+            self._first_update(batches.probe_step(), probe=True)
+        else:
             self._train(batches.probe_step(), probe=True)
-            if number == 0:
-                first_update.check(self.group)
+        for _ in range(PROBE_STEPS - 1):
+            self._train(batches.probe_step(), probe=True)
+
+    def _first_update(self, step: Step, probe: bool = False) -> None:
+        """The first step that may change weights, and whether it did."""
+        first_update = FirstUpdate(self.engine, self.config.knobs.method)
+        self._train(step, probe)
+        first_update.check(self.group)
+
+    def _quality(self, batches: Batches, train_tokens: int) -> Quality:
+        """Train from the first weights on, which all steps so far have left as they were, then take the loss.
+
+        So neither the probe nor how long the speed was measured makes one candidate unlike another.
+        """
+        torch.manual_seed(self.config.train.seed)
+        self.engine.begin_anew()
+        steps = batches.training_steps()
+        step = next(steps)
+        self._first_update(step)
+        trained_tokens = step.counts.tokens
+        while trained_tokens < train_tokens:
+            step = next(steps)
+            self._train(step)
+            trained_tokens += step.counts.tokens
+        with self._phase(Phase.EVAL):
+            found = evaluate(self.engine, batches.held_out(), self.group, self.device, self.events)
+        return Quality(found.loss, found.tokens, trained_tokens)
 
     def _measure(self, steps: Iterator[Step]) -> tuple[Counts, list[StepTime]]:
         counts, times = Counts(), list[StepTime]()
@@ -129,9 +160,11 @@ class Trial:
             if after_bytes > before_bytes:
                 self.peak_by_phase_bytes[phase] = after_bytes
 
-    def _judge(self, batches: Batches, counts: Counts, times: list[StepTime]) -> Outcome:
+    def _judge(self, batches: Batches, counts: Counts, times: list[StepTime], quality: Quality | None) -> Outcome:
         mine = self.device.memory(self.place.rank, self.peak_by_phase_bytes)
         measurement = self._measurement(batches, counts, times, self.group.gather(mine))
+        if quality is not None:
+            measurement = measurement.model_copy(update=quality._asdict())
         health = self.device.health()
         if self._is_over(measurement):
             return OverLimit(measurement=measurement, health=health)

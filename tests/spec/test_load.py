@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from spec_texts import VALID, Faults, Load
 
+from orchestrator.contract.config import QualitySettings
 from orchestrator.contract.errors import SpecError
 from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import Objective, Sampler
@@ -95,6 +96,17 @@ SECTIONS = [
     ("resources: {devices_per_trial: 4, nodes: 3}", "devices_per_trial 4 is not divisible by nodes 3"),
     ("objective: speed", "'speed' is not one of tokens_per_second, peak_memory_bytes"),
     ("objective: [mfu, mfu]", "objective[1]: mfu stands twice; keep one"),
+    ("objective: eval_loss", "objective[0]: eval_loss is not measured; add measure.quality, e.g. measure: {quality: "),
+    ("objective: [mfu, eval_loss]", "objective[1]: eval_loss is not measured; add measure.quality"),
+    ("measure: {quality: {}}", "measure.quality.train_tokens: is missing; add train_tokens: 20000, after"),
+    ("measure: {quality: {train_tokens: 9, eval_row: 2}}", "unknown key; did you mean eval_rows?"),
+    ("measure: {quality: {train_tokens: 1.5}}", "measure.quality.train_tokens: must be a whole number, not 1.5"),
+    ("measure: {quality: {train_tokens: 9, eval_rows: 0}}", "measure.quality.eval_rows: must be at least 1, not 0"),
+    ("measure: {quality: {train_tokens: 9}}\nlimits: {eval_loss_within: 2}", "must be at most 1, not 2"),
+    (
+        "measure: {quality: {train_tokens: 9}}\nlimits: {eval_loss_within: 0.02}",
+        "limits.eval_loss_within: compares with the baseline, and there is none; add search.baseline",
+    ),
     ("serach: {}", "serach: unknown section; did you mean search?"),
     ("search: {zero_stage: [1]}", "search: this key stands already in line 9; keep one of the two"),
     ("tracking: {enabled: on}", "must be true or false, not the word 'on'"),
@@ -106,7 +118,24 @@ def test_a_wrong_section_gives_its_place_and_mend(faults: Faults, section: str, 
     lines = faults("", f"{section}\n")
     assert len(lines) == 1
     assert message in lines[0]
-    assert lines[0].startswith("spec.yaml:7:" if "train.global_batch" in message else "spec.yaml:12:")
+    line = 7 if "train.global_batch" in message else 12 + section.count("\n")
+    assert lines[0].startswith(f"spec.yaml:{line}:")
+
+
+def test_a_loss_that_is_not_measured_bounds_nothing(faults: Faults) -> None:
+    (line,) = faults("search:", "limits: {eval_loss_within: 0.02}\nsearch:\n  baseline: {zero_stage: 2}")
+    assert line.startswith(
+        "spec.yaml:9:28: limits.eval_loss_within: the eval loss is not measured; add measure.quality"
+    )
+
+
+def test_the_quality_settings_are_read(load: Load) -> None:
+    text = "search:\n  baseline: {zero_stage: 2}"
+    more = "limits: {eval_loss_within: 0.02}\nmeasure: {quality: {train_tokens: 2e4}}\nobjective: [mfu, eval_loss]\n"
+    spec = load("search:", more + text).spec
+    assert spec.measure.quality == QualitySettings(train_tokens=20000, eval_rows=32)
+    assert spec.limits.eval_loss_within == 0.02
+    assert spec.objective[1] == Objective(metric="eval_loss", goal="minimize")
 
 
 def test_all_faults_are_told_at_once_in_the_order_of_the_file(faults: Faults) -> None:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,14 @@ LORA = {"method": "lora", "lora_rank": 4, "lora_targets": "all-linear"}
 FULL = {"method": "full"}
 
 
-def write_data(directory: Path, lengths: list[int]) -> Path:
-    """Prepared rows of random tokens with these lengths."""
+def write_data(directory: Path, lengths: list[int], eval_lengths: Sequence[int] = ()) -> Path:
+    """Prepared rows of random tokens with these lengths, and held-out ones."""
     from orchestrator.trial.prepare import write_rows
 
     directory.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     rows = [generator.integers(1, VOCABULARY, length).astype(np.int32) for length in lengths]
+    eval_rows = [generator.integers(1, VOCABULARY, length).astype(np.int32) for length in eval_lengths]
     facts = DataFacts(
         directory=str(directory),
         digest="tiny",
@@ -70,7 +71,7 @@ def write_data(directory: Path, lengths: list[int]) -> Path:
         pad_token_id=0,
         tokenizer="none",
     )
-    write_rows(directory, rows, facts)
+    write_rows(directory, rows, facts, eval_rows)
     return directory
 
 
