@@ -1,12 +1,13 @@
 """Which trial is better: objective values, feasibility, the order of merit and the Pareto front. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import isfinite
 from statistics import median
 from typing import assert_never
 
 from orchestrator.contract.outcome import Ok
 from orchestrator.contract.record import TrialRecord
+from orchestrator.search.quality import lossy
 from orchestrator.spec.sweep import Objective
 
 
@@ -46,25 +47,45 @@ def is_feasible(record: TrialRecord) -> bool:
     return isinstance(record.outcome, Ok)
 
 
-def ranked(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Feasible trials, best first.
+def ranked(
+    objectives: Sequence[Objective], records: Iterable[TrialRecord], eval_loss_within: float | None = None
+) -> list[TrialRecord]:
+    """Feasible trials, best first; behind them those whose eval loss is above the baseline's by more than
+    `eval_loss_within` of it.
 
     With one objective by its value; with several by Pareto front, and inside a front by the first objective. Ties go
     to the smaller memory peak, then to the earlier trial.
     """
+    records = list(records)
+    beyond = lossy(eval_loss_within, records)
+    behind = [record for record in records if record.trial in beyond]
+    return [*_in_order(objectives, _others(records, beyond)), *_in_order(objectives, behind)]
+
+
+def _others(records: Iterable[TrialRecord], beyond: Container[int]) -> list[TrialRecord]:
+    return [record for record in records if record.trial not in beyond]
+
+
+def _in_order(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[TrialRecord]:
     scored = _scored(objectives, records)
     fronts = {record.trial: 0 for _, record in scored} if len(objectives) == 1 else _front_of_each(scored)
     return [record for _, record in sorted(scored, key=lambda pair: (fronts[pair[1].trial], *_order(pair)))]
 
 
-def best(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """The first of `ranked`; None when nothing is feasible."""
-    return next(iter(ranked(objectives, records)), None)
+def best(
+    objectives: Sequence[Objective], records: Iterable[TrialRecord], eval_loss_within: float | None = None
+) -> TrialRecord | None:
+    """The first of `ranked` that may win; None when nothing is feasible within the loss."""
+    records = list(records)
+    return next(iter(_in_order(objectives, _others(records, lossy(eval_loss_within, records)))), None)
 
 
-def pareto_front(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Feasible trials that no other one beats in every objective, in the order of `ranked`."""
-    scored = _scored(objectives, records)
+def pareto_front(
+    objectives: Sequence[Objective], records: Iterable[TrialRecord], eval_loss_within: float | None = None
+) -> list[TrialRecord]:
+    """Feasible trials within the loss that no other one beats in every objective, in the order of `ranked`."""
+    records = list(records)
+    scored = _scored(objectives, _others(records, lossy(eval_loss_within, records)))
     fronts = _front_of_each(scored)
     return [record for _, record in sorted(scored, key=_order) if fronts[record.trial] == 0]
 
