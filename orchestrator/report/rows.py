@@ -61,6 +61,14 @@ class TrialRow(Frozen):
     """Mean duration of a measured optimizer step."""
     mfu: float | None = None
     hfu: float | None = None
+    eval_loss: float | None = None
+    """Mean cross-entropy on the held-out rows, in nats a token."""
+    eval_loss_excess: float | None = None
+    """Fraction of the baseline's by which it is above it; negative below."""
+    trained_tokens: int | None = None
+    """Tokens that were trained on before the loss was taken."""
+    cannot_win: str = ""
+    """Why a trial that fits is ranked behind those that may win; empty: it may."""
     reaches_sequence_length: bool | None = None
     launch_overhead_s: float | None = None
     world_size: int
@@ -104,6 +112,8 @@ def trial_row(record: TrialRecord, sweep_state: SweepState) -> TrialRow:
             "peak_resident_bytes": measurement.peak_resident_bytes,
             "padding_fraction": measurement.padding_fraction,
             "step_s": measurement.measured_s / measurement.measured_steps,
+            "eval_loss": measurement.eval_loss,
+            "trained_tokens": measurement.trained_tokens,
             "reaches_sequence_length": measurement.reaches_sequence_length,
         }
     )

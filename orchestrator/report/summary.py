@@ -1,14 +1,15 @@
 """A sweep as a whole: who won, by how much, what fits, what does not and by how much it misses."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.report.rows import TrialRow, trial_row
 from orchestrator.search import ranking
-from orchestrator.spec.sweep import Objective
+from orchestrator.search.quality import lossy
+from orchestrator.spec.sweep import LimitsSection, Objective
 
 OOM_KINDS = frozenset({"oom_device", "oom_host", "over_limit"})
 """Outcomes that say: needs more memory than it may have."""
@@ -41,6 +42,8 @@ class Summary:
     baseline: TrialRow | None
     pareto: tuple[int, ...]
     """With several objectives: trials that no other one beats in all of them."""
+    eval_loss_within: float | None = None
+    """How far a winner's eval loss may be above the baseline's, as a fraction of it."""
 
     @property
     def ended(self) -> tuple[TrialRow, ...]:
@@ -79,6 +82,8 @@ class Summary:
     @property
     def winner_text(self) -> str:
         """The winner and its gain in one sentence."""
+        if self.best is None and self.ranked:
+            return f"{self.fit} of {len(self.ended)} fit, but none of them may win: {self.ranked[0].cannot_win}."
         if self.best is None:
             return f"0 of {len(self.ended)} fit." if self.ended else "No trial has ended yet."
         speed = f"trial {self.best.trial} ({self.best.label}): {self.best.tokens_per_second or 0:,.4g} tokens/s"
@@ -88,25 +93,65 @@ class Summary:
             return f"{speed}; the baseline itself is the fastest."
         return f"{speed}, {self.best.baseline_speedup:.2f}x the baseline."
 
+    @property
+    def loss_warning(self) -> str:
+        """Says so when the baseline has ended without the loss that all others should be held against."""
+        baseline = self.baseline
+        if self.eval_loss_within is None or baseline is None or baseline.eval_loss is not None:
+            return ""
+        if baseline.trial not in {row.trial for row in self.ended} and baseline not in self.rejected:
+            return ""
+        return (
+            f"limits.eval_loss_within compares nothing: the baseline (trial {baseline.trial}) has no eval loss"
+            f" ({baseline.summary}), so every trial that fits may win; give a baseline that runs."
+        )
+
 
 def summarize(sweep: SweepRecord, trials: Sequence[TrialRecord], facts: Facts | None) -> Summary:
     """Everything that a report says about `trials` of `sweep`."""
     objectives = _objectives(sweep)
     rows = {record.trial: trial_row(record, sweep.state) for record in sorted(trials, key=lambda each: each.trial)}
-    ranked = ranking.ranked(objectives, trials)
+    within = _eval_loss_within(sweep)
+    ranked = ranking.ranked(objectives, trials, within)
     baseline = next((record for record in trials if record.is_baseline), None)
+    rows |= _against_loss(rows, baseline, lossy(within, trials))
+    may_win = bool(ranked) and not rows[ranked[0].trial].cannot_win
     return Summary(
         sweep=sweep,
         facts=facts,
         objectives=objectives,
         rows=tuple(rows.values()),
         ranked=tuple(rows[record.trial] for record in ranked),
-        best=_best_row(objectives, ranked, baseline, rows) if ranked else None,
+        best=_best_row(objectives, ranked, baseline, rows) if may_win else None,
         baseline=rows[baseline.trial] if baseline else None,
-        pareto=tuple(record.trial for record in ranking.pareto_front(objectives, trials))
+        pareto=tuple(record.trial for record in ranking.pareto_front(objectives, trials, within))
         if len(objectives) > 1
         else (),
+        eval_loss_within=within,
     )
+
+
+def _eval_loss_within(sweep: SweepRecord) -> float | None:
+    limits = sweep.spec.get("limits")
+    return LimitsSection.model_validate(limits).eval_loss_within if isinstance(limits, dict) else None
+
+
+def _against_loss(
+    rows: Mapping[int, TrialRow], baseline: TrialRecord | None, barred: Mapping[int, float | None]
+) -> dict[int, TrialRow]:
+    """The rows with their loss against the baseline's, those of `barred` with why they cannot win."""
+    baseline_loss = rows[baseline.trial].eval_loss if baseline is not None else None
+    found = {}
+    for number, row in rows.items():
+        excess = row.eval_loss / baseline_loss - 1 if row.eval_loss is not None and baseline_loss else None
+        found[number] = row.model_copy(
+            update={"eval_loss_excess": excess, "cannot_win": _why_barred(barred[number]) if number in barred else ""}
+        )
+    return found
+
+
+def _why_barred(excess: float | None) -> str:
+    return "no eval loss was taken" if excess is None else f"eval loss {excess * 100:.1f} % above the baseline's"
 
 
 def _objectives(sweep: SweepRecord) -> tuple[Objective, ...]:
@@ -124,7 +169,8 @@ def _best_row(
 ) -> BestRow:
     winner = rows[ranked[0].trial]
     is_speed = objectives[0].metric == "tokens_per_second"
-    ties = tuple(record.trial for record in ranked[1:] if is_speed and overlaps(winner, rows[record.trial]))
+    rivals = (rows[record.trial] for record in ranked[1:] if not rows[record.trial].cannot_win)
+    ties = tuple(row.trial for row in rivals if is_speed and overlaps(winner, row))
     speedup = ranking.speedup(ranked[0], baseline) if baseline is not None else None
     return BestRow(**dict(winner), baseline_speedup=speedup, not_distinguishable=ties)
 

@@ -8,6 +8,7 @@ from pydantic import JsonValue
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepState
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.report.quality import EVAL_COLUMNS, has_losses, loss_cell, loss_headline, loss_note
 from orchestrator.report.rows import TrialRow, odds
 from orchestrator.report.summary import OOM_KINDS, Summary
 
@@ -37,7 +38,7 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    left: frozenset[str] = frozenset({"configuration", "result"})
+    left: frozenset[str] = frozenset({"configuration", "result", "cannot win"})
 
 
 def fitting_table(summary: Summary, limit: int | None = None) -> Table:
@@ -46,7 +47,10 @@ def fitting_table(summary: Summary, limit: int | None = None) -> Table:
     title = f"{summary.fit} of {len(summary.ended)} trials fit"
     if len(shown) < summary.fit:
         title += f"; the best {len(shown)}"
-    return Table(title, FITTING_COLUMNS, tuple(_fitting_row(row, summary) for row in shown))
+    if not has_losses(summary):
+        return Table(title, FITTING_COLUMNS, tuple(_fitting_row(row, summary) for row in shown))
+    cells = ((*_fitting_row(row, summary), loss_cell(row) or NOTHING, row.cannot_win or NOTHING) for row in shown)
+    return Table(title, (*FITTING_COLUMNS, *EVAL_COLUMNS), tuple(cells))
 
 
 def _fitting_row(row: TrialRow, summary: Summary) -> tuple[str, ...]:
@@ -155,6 +159,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
         )
     if summary.best is not None and summary.best.reaches_sequence_length is False:
         lines.append("No row of the data is as long as sequence_length, so rows of that length were not tried.")
+    lines += loss_headline(summary)
     if summary.rejected:
         lines.append(_rejected_line(len(summary.rejected)))
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
@@ -188,6 +193,7 @@ def notes(summary: Summary) -> tuple[str, ...]:
     ]
     if summary.baseline is not None or len(marks) > 1:
         lines.insert(0, "Marks: " + "; ".join(marks if summary.baseline is not None else marks[1:]) + ".")
+    lines += loss_note(summary)
     if summary.facts is not None:
         lines += _machine_notes(summary.facts)
     lines.append(f"Driver time {format_duration(summary.sweep.elapsed_s)}, {summary.sweep.candidates} candidates.")

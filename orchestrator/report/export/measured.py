@@ -52,9 +52,19 @@ class MeasuredTrial:
             f" (95 % interval {measurement.tokens_per_second_low:,.4g} to {measurement.tokens_per_second_high:,.4g})"
             f" and a peak of {format_bytes(measurement.peak_memory_bytes)}{limit} per rank"
             f" on {config.world_size} x {measurement.device_name}.",
+            *self._eval_loss(),
             f"Global batch {config.train.global_batch} = micro-batch {config.knobs.micro_batch}"
             f" x accumulation {config.gradient_accumulation} x {config.world_size} ranks.",
             f"Versions: {versions}. Other versions may run at another speed or need other memory.",
+        ]
+
+    def _eval_loss(self) -> list[str]:
+        measurement = self.measurement
+        if measurement.eval_loss is None:
+            return []
+        return [
+            f"Eval loss {measurement.eval_loss:.4f} nats a token after training on {measurement.trained_tokens:,}"
+            f" tokens, over {measurement.eval_tokens:,} tokens of held-out rows, which are not among the rows here."
         ]
 
 
