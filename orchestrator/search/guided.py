@@ -95,7 +95,7 @@ class Guided:
             return None
         fits = self._fits(observations, running)
         speed = self._speed(observations, running)
-        gains = self._gains(speed, observations)
+        gains = self._gains(speed, observations, running)
         scores = gains * fits**PROBABILITY_POWER
         open_ones = np.ones(len(self.levels), dtype=bool)
         open_ones[list(tried)] = False
@@ -160,9 +160,12 @@ class Guided:
         deviation = np.maximum(belief.deviation, LEAST_DEVIATION)
         return _cumulative((limit - MARGIN - prior - belief.mean) / deviation)
 
-    def _gains(self, speed: Belief, observations: Sequence[Observation]) -> Floats:
-        """Expected improvement, as a share of the best so far; before there is one, the speed itself."""
-        measured = [seen.candidate for seen in observations if seen.outcome == "ok"]
+    def _gains(self, speed: Belief, observations: Sequence[Observation], running: Sequence[int]) -> Floats:
+        """Expected improvement, as a share of the best so far; before there is one, the speed itself.
+
+        What runs counts among the best as it is believed: a first batch of neighbours would teach one thing.
+        """
+        measured = [seen.candidate for seen in observations if seen.outcome == "ok"] + list(running)
         if not measured:
             return np.asarray(np.exp(speed.mean - speed.mean.max()))
         best = float(speed.mean[measured].max())
