@@ -6,7 +6,7 @@ metric, because MLflow stores NaN as 0 and infinity as a huge number, which woul
 
 import getpass
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev, quantiles
 from typing import Literal, assert_never
@@ -33,6 +33,7 @@ from orchestrator.contract.outcome import (
 from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import GIB
 from orchestrator.search import ranking
+from orchestrator.search.quality import eval_loss, lossy
 from orchestrator.spec.sweep import Objective, SweepSpec
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -132,7 +133,9 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
     ended = sorted((trial for trial in launched if trial.outcome), key=_ended_s)
     start_ms = _ms(sweep.created_s)
     last_ms = _ms(_ended_s(ended[-1])) if ended else start_ms
-    best = ranking.best(spec.objective, trials)
+    within = spec.limits.eval_loss_within
+    best = ranking.best(spec.objective, trials, within)
+    barred = lossy(within, trials)
     tags = {
         **_provenance(sweep),
         ROLE_TAG: "sweep",
@@ -152,6 +155,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "model": spec.model.path or spec.model.id or "from the spec",
     }
     summary = {**_summary(spec.objective, ended, best), "n_rejected": float(len(trials) - len(launched))}
+    summary |= {} if within is None else {"n_lossy": float(len(barred))}
     totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items()]
     totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
     return _loggable(
@@ -162,7 +166,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
             status=_sweep_status(sweep.state),
             tags=tags,
             params=params,
-            points=(*_best_so_far(spec.objective, ended), *totals),
+            points=(*_best_so_far(spec.objective, ended, barred), *totals),
         )
     )
 
@@ -229,6 +233,9 @@ def _measured(measured: Measurement, world_size: int) -> dict[str, float | None]
         "step_time_cv": pstdev(steps_ms) / mean(steps_ms) if len(steps_ms) > 1 else None,
         "first_loss": measured.first_loss,
         "last_loss": measured.last_loss,
+        "eval_loss": measured.eval_loss,
+        "eval_tokens": measured.eval_tokens,
+        "trained_tokens": measured.trained_tokens,
         "mem/peak_gib": measured.peak_memory_bytes / GIB,
         "mem/peak_resident_gib": measured.peak_resident_bytes / GIB,
         "mem/peak_allocated_gib": max(allocated) / GIB if allocated else None,
@@ -288,18 +295,21 @@ def _summary(
             summary[f"best/{objective.metric}"] = ranking.objective_value(objective, best) or 0.0
         summary |= {"best/tokens_per_second": best.measurement.tokens_per_second} if best.measurement else {}
         summary |= {"best/mfu": best.mfu} if best.mfu is not None else {}
+        loss = eval_loss(best)
+        summary |= {"best/eval_loss": loss} if loss is not None else {}
         speedup = ranking.speedup(best, baseline) if baseline else None
         summary |= {"speedup_vs_baseline": speedup} if speedup is not None else {}
     return summary
 
 
-def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord]) -> list[Point]:
-    """The first objective's best feasible value after each ended trial."""
+def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord], barred: Container[int]) -> list[Point]:
+    """The first objective's best value, after each ended trial, of those that fit and are not `barred`."""
     pick = max if objectives[0].goal == "maximize" else min
     best: float | None = None
     points = []
     for step, trial in enumerate(ended, start=1):
-        value = ranking.objective_value(objectives[0], trial) if ranking.is_feasible(trial) else None
+        may_win = ranking.is_feasible(trial) and trial.trial not in barred
+        value = ranking.objective_value(objectives[0], trial) if may_win else None
         if value is not None:
             best = value if best is None else pick(best, value)
         if best is not None:
