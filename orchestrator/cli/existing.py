@@ -2,7 +2,7 @@
 
 import os
 
-from orchestrator.contract.config import TrainSettings
+from orchestrator.contract.config import MeasureSettings, TrainSettings
 from orchestrator.contract.errors import SweepExistsError
 from orchestrator.spec.difference import describe_difference, spec_digest
 from orchestrator.spec.sweep import SweepSpec
@@ -56,7 +56,12 @@ def archive(ledger: Ledger) -> str:
 
 def _fixed_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
     """Places that decide what a measurement means and that both specs must share."""
-    sections = [name for name in ("model", "data", "limits", "measure") if getattr(old, name) != getattr(new, name)]
+    sections = [name for name in ("model", "data", "limits") if getattr(old, name) != getattr(new, name)]
+    sections += [
+        f"measure.{name}"
+        for name in MeasureSettings.model_fields
+        if getattr(old.measure, name) != getattr(new.measure, name)
+    ]
     settings = [
         f"train.{name}" for name in TrainSettings.model_fields if getattr(old.train, name) != getattr(new.train, name)
     ]

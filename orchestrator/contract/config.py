@@ -160,6 +160,15 @@ class MeasureSettings(Frozen):
     """None: the loss on held-out rows is not measured."""
 
 
+NOT_IDENTITY: dict[str, bool | dict[str, bool]] = {
+    "data": {"directory": True},
+    "measure": True,
+    "version": True,
+    "beat_tokens_per_second": True,
+}
+"""Parts of a `TrialConfig` that do not change what is run."""
+
+
 class TrialConfig(Frozen):
     """Everything that the trial plane needs to run one trial on `world_size` ranks."""
 
@@ -175,11 +184,13 @@ class TrialConfig(Frozen):
     """`global_batch == micro_batch * gradient_accumulation * world_size`, exactly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads_per_rank: int = Field(default=1, ge=1)
+    beat_tokens_per_second: float | None = Field(default=None, gt=0)
+    """Measuring ends as soon as the trial is surely slower than this; None: it never ends for that."""
 
     @property
     def candidate(self) -> str:
         """Identity by content: 12 hex digits over all that changes what is run, not where its files lie."""
-        content = self.model_dump(mode="json", exclude={"data": {"directory"}, "measure": True, "version": True})
+        content = self.model_dump(mode="json", exclude=NOT_IDENTITY)
         return content_hash(content)
 
 

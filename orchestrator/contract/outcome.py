@@ -22,7 +22,8 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """`thrashing`: the allocator had to retry; `fragmented`: reserved memory lies far above allocated memory."""
+    """`thrashing`: a training step found no memory until the allocator had given its cache back, so what it measured
+    hangs on luck; `fragmented`: reserved memory lies far above allocated memory."""
 
     GOOD = "good"
     THRASHING = "thrashing"
@@ -62,6 +63,8 @@ class Measurement(Frozen):
     sum_squared_lengths: int = Field(ge=0)
     """Sum over the measured rows of length squared, in tokens: the attention FLOPs need it."""
     measured_steps: int = Field(gt=0)
+    raced_out: bool = False
+    """Measuring ended early, since the trial was surely slower than what it had to beat."""
     measured_s: float = Field(gt=0)
     step_s: tuple[float, ...]
     """Duration of each measured optimizer step, in seconds."""

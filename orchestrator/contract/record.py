@@ -25,21 +25,34 @@ class SweepState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class Purpose(StrEnum):
+    """Why an attempt was launched: to find out about its candidate, or to measure one of the best again."""
+
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
 class AttemptRecord(Frozen):
     """One launch of a trial. Times are time.time() of the driver, in seconds."""
 
     attempt: int = Field(ge=1)
     token: str
+    purpose: Purpose = Purpose.SEARCH
+    beat_tokens_per_second: float | None = None
+    """See `TrialConfig.beat_tokens_per_second`."""
     dispatched_s: float
     node: str | None = None
     ended_s: float | None = None
     launch_overhead_s: float | None = None
     """From dispatch to the start of the first training step."""
     outcome: Outcome | None = None
+    mfu: float | None = None
+    hfu: float | None = None
 
 
 class TrialRecord(Frozen):
-    """One candidate and what became of it. The last attempt decides."""
+    """One candidate and what became of it. Attempts of the search come first, and the last of them decides; `mfu` and
+    `hfu` are its."""
 
     trial: int = Field(ge=0)
     candidate: str
@@ -51,13 +64,34 @@ class TrialRecord(Frozen):
     hfu: float | None = None
 
     @property
+    def searches(self) -> tuple[AttemptRecord, ...]:
+        """Attempts of the search, in order."""
+        return tuple(attempt for attempt in self.attempts if attempt.purpose is Purpose.SEARCH)
+
+    @property
+    def confirmations(self) -> tuple[AttemptRecord, ...]:
+        """Attempts that measure the trial again before a winner is declared, in order."""
+        return tuple(attempt for attempt in self.attempts if attempt.purpose is Purpose.CONFIRM)
+
+    @property
+    def running(self) -> AttemptRecord | None:
+        """The attempt that has no outcome yet."""
+        return self.attempts[-1] if self.attempts and self.attempts[-1].outcome is None else None
+
+    @property
+    def launch_config(self) -> TrialConfig:
+        """What the last attempt is launched with."""
+        return self.config.model_copy(update={"beat_tokens_per_second": self.attempts[-1].beat_tokens_per_second})
+
+    @property
     def outcome(self) -> Outcome | None:
-        """Outcome of the last attempt; None while it runs or before the first."""
-        return self.attempts[-1].outcome if self.attempts else None
+        """Outcome of the last attempt of the search; None while it runs or before the first."""
+        searches = self.searches
+        return searches[-1].outcome if searches else None
 
     @property
     def measurement(self) -> Measurement | None:
-        """The raw numbers, when the trial ran to its end."""
+        """The raw numbers of the search, when the trial ran to its end."""
         match self.outcome:
             case Ok(measurement=measurement) | OverLimit(measurement=measurement):
                 return measurement

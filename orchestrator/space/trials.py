@@ -1,9 +1,11 @@
 """Builds the trial of a point: derived accumulation, limits and measuring, with what forbids the point in words."""
 
 from orchestrator.contract.config import (
+    NOT_IDENTITY,
     DataSource,
     Knobs,
     Limits,
+    MeasureSettings,
     ModelSource,
     TrainSettings,
     TrialConfig,
@@ -54,15 +56,13 @@ class TrialBuilder:
                 host_memory_bytes=spec.limits.host_memory,
                 headroom_bytes=spec.limits.headroom,
             ),
-            measure=spec.measure,
+            measure=MeasureSettings.model_validate(spec.measure.model_dump(include=set(MeasureSettings.model_fields))),
             world_size=self._world_size,
             gradient_accumulation=1,
             device=facts.device,
             threads_per_rank=threads_per_rank,
         )
-        self._content = self._base.model_dump(
-            mode="json", exclude={"data": {"directory"}, "measure": True, "version": True}
-        )
+        self._content = self._base.model_dump(mode="json", exclude=NOT_IDENTITY)
 
     def why_illegal(self, canonical: Point) -> str:
         """Why the point cannot be run, with the arithmetic; empty when it can."""

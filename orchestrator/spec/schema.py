@@ -40,7 +40,7 @@ def spec_schema() -> Schema:
     for name in limits.keys() - {"reject_probability", "eval_loss_within"}:
         limits[name] = _or_text(limits[name], _SIZE)
     budget["time"] = _or_text(budget["time"], _DURATION)
-    measure = _properties(definitions, "MeasureSettings")
+    measure = _properties(definitions, "MeasureSection")
     for name in MeasureSettings.model_fields:
         if name.endswith("_s"):
             measure[name] = _or_text(measure[name], _DURATION)

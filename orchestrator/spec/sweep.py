@@ -140,6 +140,20 @@ class ResourcesSection(Frozen):
         return self
 
 
+class ConfirmSection(Frozen):
+    """How many of the best are measured again before a winner is declared, and how often each; 0: none."""
+
+    top: int = Field(default=3, ge=0)
+    repeats: int = Field(default=2, ge=0)
+
+
+class MeasureSection(MeasureSettings):
+    """How a trial measures, whether it ends as soon as it can't beat the best so far, and what is measured again."""
+
+    racing: bool = True
+    confirm: ConfirmSection = ConfirmSection()
+
+
 class BudgetSection(Frozen):
     """The sweep ends when any of them is used up. A trial counts once however often it is retried."""
 
@@ -169,7 +183,7 @@ class SweepSpec(Frozen):
     objective: tuple[Objective, ...] = (Objective(),)
     limits: LimitsSection = LimitsSection()
     resources: ResourcesSection = ResourcesSection()
-    measure: MeasureSettings = MeasureSettings()
+    measure: MeasureSection = MeasureSection()
     budget: BudgetSection = BudgetSection()
     tracking: TrackingSection = TrackingSection()
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -42,6 +43,9 @@ class Device(Protocol):
 
     def memory(self, rank: int, peak_by_phase_bytes: dict[Phase, int]) -> RankMemory:
         """All peaks so far."""
+
+    def watch_retries(self) -> None:
+        """From now on a retry of the allocator means that it thrashes."""
 
     def health(self) -> Health:
         """How the allocator is doing."""
@@ -106,6 +110,9 @@ class CpuDevice:
             peak_by_phase_bytes=peak_by_phase_bytes,
         )
 
+    def watch_retries(self) -> None:
+        return
+
     def health(self) -> Health:
         return Health.GOOD
 
@@ -130,6 +137,7 @@ class CudaDevice:
         torch.cuda.set_per_process_memory_fraction(bound_bytes / capacity_bytes, index)
         self.limit_bytes: int | None = bound_bytes
         torch.cuda.reset_peak_memory_stats(index)
+        self._earlier_retries = 0
 
     def torch_device(self) -> torch.device:
         return torch.device("cuda", self._index)
@@ -154,12 +162,21 @@ class CudaDevice:
             peak_resident_bytes=max(1, process_status_bytes()["VmHWM"] - self._start_resident_bytes),
             peak_allocated_bytes=torch.cuda.max_memory_allocated(self._index),
             peak_device_bytes=total_bytes - free_bytes,
-            allocation_retries=torch.cuda.memory_stats(self._index)["num_alloc_retries"],
+            allocation_retries=self._retries(),
             peak_by_phase_bytes=peak_by_phase_bytes,
         )
 
+    def watch_retries(self) -> None:
+        self._earlier_retries = self._retries()
+
+    def _retries(self) -> int:
+        """How often an allocation found no memory and was tried again after all cached blocks had been freed
+        (DeviceCachingAllocator::malloc in c10/cuda/CUDACachingAllocator.cpp); it also counts at a limit below the card.
+        """
+        return int(torch.cuda.memory_stats(self._index)["num_alloc_retries"])
+
     def health(self) -> Health:
-        if torch.cuda.memory_stats(self._index)["num_alloc_retries"]:
+        if self._retries() > self._earlier_retries:
             return Health.THRASHING
         reserved_bytes = torch.cuda.max_memory_reserved(self._index)
         allocated_bytes = torch.cuda.max_memory_allocated(self._index)
@@ -168,6 +185,11 @@ class CudaDevice:
 
     def lift_limit(self) -> None:
         return
+
+
+def worst(healths: Sequence[Health]) -> Health:
+    """The group's health from that of its ranks, of which there is at least one."""
+    return max(healths, key=(Health.GOOD, Health.FRAGMENTED, Health.THRASHING).index)
 
 
 def process_status_bytes() -> dict[str, int]:

@@ -48,6 +48,11 @@ def rate(steps: list[StepTime]) -> Rate:
     return Rate(mean, max(mean - half, mean * 1e-3), mean + half)
 
 
+def is_beaten(steps: list[StepTime], settings: MeasureSettings, tokens_per_second: float | None) -> bool:
+    """Whether the whole confidence interval lies below `tokens_per_second`. Never before `min_steps`."""
+    return tokens_per_second is not None and len(steps) >= settings.min_steps and rate(steps).high < tokens_per_second
+
+
 def is_measured(steps: list[StepTime], settings: MeasureSettings) -> bool:
     """Whether to stop: precise enough, or at the greatest number of steps or seconds. Never before `min_steps`."""
     if len(steps) < settings.min_steps:

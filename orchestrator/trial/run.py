@@ -12,11 +12,11 @@ from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.outcome import Measurement, Ok, Outcome, OverLimit, Phase, RankMemory
 from orchestrator.trial.checks import FirstUpdate, InvalidTrial, LossDiverged, check_same_run
 from orchestrator.trial.data import Batches, Counts, Step
-from orchestrator.trial.device import Device
+from orchestrator.trial.device import Device, worst
 from orchestrator.trial.engine import Engine, build_engine, deepspeed_config, select_accelerator
 from orchestrator.trial.events import EventLog
 from orchestrator.trial.group import Group, RankPlace
-from orchestrator.trial.meter import StepTime, is_measured, rate
+from orchestrator.trial.meter import StepTime, is_beaten, is_measured, rate
 from orchestrator.trial.model import LoadedModel, build_model
 from orchestrator.trial.preload import PROCESS_ENVIRONMENT
 from orchestrator.trial.quality import Quality, evaluate
@@ -74,6 +74,8 @@ class Trial:
             self._first_update(batches.probe_step(), probe=True)
         else:
             self._train(batches.probe_step(), probe=True)
+        # what comes from here on finds everything in place: the allocator has no reason to retry but want of memory
+        self.device.watch_retries()
         for _ in range(PROBE_STEPS - 1):
             self._train(batches.probe_step(), probe=True)
 
@@ -104,7 +106,8 @@ class Trial:
 
     def _measure(self, steps: Iterator[Step]) -> tuple[Counts, list[StepTime]]:
         counts, times = Counts(), list[StepTime]()
-        while not self.group.decide(is_measured(times, self.config.measure)):
+        settings, beat = self.config.measure, self.config.beat_tokens_per_second
+        while not self.group.decide(is_measured(times, settings) or is_beaten(times, settings, beat)):
             step = next(steps)
             step_s = self._train(step)
             counts += step.counts
@@ -165,7 +168,7 @@ class Trial:
         measurement = self._measurement(batches, counts, times, self.group.gather(mine))
         if quality is not None:
             measurement = measurement.model_copy(update=quality._asdict())
-        health = self.device.health()
+        health = worst(self.group.gather(self.device.health()))
         if self._is_over(measurement):
             return OverLimit(measurement=measurement, health=health)
         return Ok(measurement=measurement, health=health)
@@ -182,6 +185,7 @@ class Trial:
         self, batches: Batches, counts: Counts, times: list[StepTime], memory: list[RankMemory]
     ) -> Measurement:
         speed = rate(times)
+        is_raced_out = is_beaten(times, self.config.measure, self.config.beat_tokens_per_second)
         return Measurement(
             tokens_per_second=speed.mean,
             tokens_per_second_low=speed.low,
@@ -192,6 +196,7 @@ class Trial:
             sequences=counts.sequences,
             sum_squared_lengths=counts.sum_squared_lengths,
             measured_steps=len(times),
+            raced_out=is_raced_out and not is_measured(times, self.config.measure),
             measured_s=sum(step.step_s for step in times),
             step_s=tuple(step.step_s for step in times),
             peak_memory_bytes=max(rank.peak_memory_bytes for rank in memory),

@@ -1,7 +1,7 @@
 import pytest
 
 from orchestrator.contract.config import MeasureSettings
-from orchestrator.trial.meter import StepTime, is_measured, rate
+from orchestrator.trial.meter import StepTime, is_beaten, is_measured, rate
 
 
 def test_the_rate_is_the_ratio_of_sums_with_its_interval() -> None:
@@ -29,3 +29,13 @@ def test_measuring_ends_when_it_is_precise_enough_or_used_up() -> None:
     assert not is_measured([steady, rough, steady], settings)
     assert is_measured([steady, rough, steady, rough, steady], settings)
     assert is_measured([StepTime(100, 1.0), StepTime(50, 30.0), steady], settings)
+
+
+def test_a_trial_is_beaten_when_its_whole_interval_lies_below() -> None:
+    settings = MeasureSettings(min_steps=3)
+    steps = [StepTime(100, 1.0), StepTime(100, 1.1), StepTime(100, 0.9)]
+    high = rate(steps).high
+    assert is_beaten(steps, settings, high + 1)
+    assert not is_beaten(steps, settings, high - 1)
+    assert not is_beaten(steps, settings, None)
+    assert not is_beaten(steps[:2], settings, 1e9), "two of three steps are too few to judge by"

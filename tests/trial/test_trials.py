@@ -86,6 +86,22 @@ def test_the_probe_runs_the_longest_rows_through_two_optimizer_steps(
     assert all(earlier.time_s <= later.time_s for earlier, later in pairwise(events))
 
 
+def test_a_trial_ends_once_it_cannot_win_any_more_but_never_before_the_whole_probe(
+    template: TemplateClient, data: Path, tmp_path: Path
+) -> None:
+    measure = {"min_steps": 2, "max_steps": 6, "warmup_steps": 1, "relative_precision": 1e-9}
+    config = trial_config(data, FULL, measure=measure)
+    found = {}
+    for beat in (None, 1.0, 1e9):
+        attempt = config.model_copy(update={"beat_tokens_per_second": beat})
+        assert attempt.candidate == config.candidate
+        files = write_trial(tmp_path / f"beat-{beat}", attempt)
+        found[beat] = measured(template.run(files)[1])
+        assert [event.event for event in files.read_events()].count("probe") == 2
+    assert [found[beat].measured_steps for beat in (None, 1.0, 1e9)] == [6, 6, 2]
+    assert [found[beat].raced_out for beat in (None, 1.0, 1e9)] == [False, False, True]
+
+
 def test_rows_shorter_than_the_sequence_length_are_labelled(template: TemplateClient, tmp_path: Path) -> None:
     rows = write_data(tmp_path / "data", [40] * 12)
     section = {"directory": str(rows), "digest": "short", "sequence_length": 2048}
