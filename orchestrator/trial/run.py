@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from pydantic import JsonValue
 
-from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.config import QualitySettings, TrialConfig
 from orchestrator.contract.outcome import Measurement, Ok, Outcome, OverLimit, Phase, RankMemory
 from orchestrator.trial.checks import FirstUpdate, InvalidTrial, LossDiverged, check_same_run
 from orchestrator.trial.data import Batches, Counts, Step
@@ -55,7 +55,9 @@ class Trial:
         for _ in range(settings.warmup_steps):
             self._train(next(steps))
         counts, times = self._measure(steps)
-        quality = None if settings.quality is None else self._quality(batches, settings.quality.train_tokens)
+        quality = None
+        if settings.quality is not None:
+            quality = self._quality(batches, settings.quality, self._is_raced_out(times))
         outcome = self._judge(batches, counts, times, quality)
         self.group.close()
         return outcome
@@ -85,18 +87,21 @@ class Trial:
         self._train(step, probe)
         first_update.check(self.group)
 
-    def _quality(self, batches: Batches, train_tokens: int) -> Quality:
+    def _quality(self, batches: Batches, settings: QualitySettings, is_raced_out: bool) -> Quality | None:
         """Train from the first weights on, which all steps so far have left as they were, then take the loss.
 
-        So neither the probe nor how long the speed was measured makes one candidate unlike another.
+        So neither the probe nor how long the speed was measured makes one candidate unlike another. A trial that is
+        raced out only shows in one step that it learns: it can't win, whatever its loss.
         """
         torch.manual_seed(self.config.train.seed)
         self.engine.begin_anew()
         steps = batches.training_steps()
         step = next(steps)
         self._first_update(step)
+        if self.group.decide(is_raced_out):
+            return None
         trained_tokens = step.counts.tokens
-        while trained_tokens < train_tokens:
+        while trained_tokens < settings.train_tokens:
             step = next(steps)
             self._train(step)
             trained_tokens += step.counts.tokens
@@ -113,6 +118,11 @@ class Trial:
             counts += step.counts
             times.append(StepTime(step.counts.tokens, step_s))
         return counts, times
+
+    def _is_raced_out(self, times: list[StepTime]) -> bool:
+        settings = self.config.measure
+        is_behind = is_beaten(times, settings, self.config.beat_tokens_per_second)
+        return is_behind and not is_measured(times, settings)
 
     def _train(self, step: Step, probe: bool = False) -> float:
         """Run one optimizer step over the whole global batch. Returns its duration in seconds."""
@@ -185,7 +195,6 @@ class Trial:
         self, batches: Batches, counts: Counts, times: list[StepTime], memory: list[RankMemory]
     ) -> Measurement:
         speed = rate(times)
-        is_raced_out = is_beaten(times, self.config.measure, self.config.beat_tokens_per_second)
         return Measurement(
             tokens_per_second=speed.mean,
             tokens_per_second_low=speed.low,
@@ -196,7 +205,7 @@ class Trial:
             sequences=counts.sequences,
             sum_squared_lengths=counts.sum_squared_lengths,
             measured_steps=len(times),
-            raced_out=is_raced_out and not is_measured(times, self.config.measure),
+            raced_out=self._is_raced_out(times),
             measured_s=sum(step.step_s for step in times),
             step_s=tuple(step.step_s for step in times),
             peak_memory_bytes=max(rank.peak_memory_bytes for rank in memory),

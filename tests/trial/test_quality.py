@@ -165,8 +165,27 @@ def test_a_loss_that_is_not_finite_diverges_in_eval(template: TemplateClient, ro
 
 
 @pytest.mark.trains
-def test_adapters_without_gradient_are_still_found(template: TemplateClient, rows: Path, tmp_path: Path) -> None:
-    _, outcome = template.run(write_trial(tmp_path, quality_trial(rows, LORA), fault="dead_values"))
+def test_a_trial_that_is_raced_out_spares_itself_the_training(
+    template: TemplateClient, rows: Path, tmp_path: Path
+) -> None:
+    config = quality_trial(rows, LORA, max_steps=6, beat_tokens_per_second=1e9)
+    files = write_trial(tmp_path, config)
+    _, outcome = template.run(files)
+    assert isinstance(outcome, Ok), outcome
+    found = outcome.measurement
+    assert found.raced_out
+    assert (found.eval_loss, found.eval_tokens, found.trained_tokens) == (None, None, None)
+    # probe, measured steps, and the one that shows that it learns
+    assert [event.event for event in files.read_events()].count("step") == 2 + 2 + 1
+
+
+@pytest.mark.trains
+@pytest.mark.parametrize("beat", [None, 1e9], ids=["measured", "raced out"])
+def test_adapters_without_gradient_are_still_found(
+    template: TemplateClient, rows: Path, tmp_path: Path, beat: float | None
+) -> None:
+    config = quality_trial(rows, LORA, max_steps=6, beat_tokens_per_second=beat)
+    _, outcome = template.run(write_trial(tmp_path, config, fault="dead_values"))
     assert isinstance(outcome, Invalid), outcome
     assert "adapters had no gradient" in outcome.reason
 
