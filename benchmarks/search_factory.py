@@ -65,8 +65,8 @@ class Asked:
         suggestion = self._sampler.ask(self._seen, self._running)
         if suggestion is None:
             return None
-        has_best = any(seen.outcome == "ok" for seen in self._seen)
-        if self._stop_gain is not None and has_best and suggestion.expected_gain < self._stop_gain:
+        gain = suggestion.expected_gain
+        if self._stop_gain is not None and gain is not None and gain < self._stop_gain:
             return None
         self._running.append(suggestion.candidate)
         return suggestion.candidate

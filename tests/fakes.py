@@ -21,7 +21,15 @@ from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.placement.cluster import ClusterView, NodeView
 from orchestrator.space.candidates import Candidate
-from orchestrator.spec.sweep import BudgetSection, DataSection, ModelSection, SweepSpec, TrainSection
+from orchestrator.spec.sweep import (
+    BudgetSection,
+    ConfirmSection,
+    DataSection,
+    MeasureSection,
+    ModelSection,
+    SweepSpec,
+    TrainSection,
+)
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import Ended, Launch
 
@@ -111,6 +119,7 @@ def spec(name: str = "sweep", budget: BudgetSection | None = None, **sections: o
             "data": DataSection(path="rows.jsonl", sequence_length=128),
             "train": TrainSection(global_batch=8, learning_rate=1e-4),
             "budget": budget or BudgetSection(),
+            "measure": MeasureSection(racing=False, confirm=ConfirmSection(top=0)),
             **sections,
         }
     )
@@ -202,15 +211,21 @@ class FakePool:
 
 
 class FakeStrategy:
-    """Proposes `candidates` in order, without those that `records` know."""
+    """Proposes `candidates` in order, without those that `records` know, and says `gain` of each."""
 
-    def __init__(self, candidates: Iterable[Candidate], records: Iterable[TrialRecord] = ()) -> None:
+    def __init__(
+        self, candidates: Iterable[Candidate], records: Iterable[TrialRecord] = (), gain: float | None = None
+    ) -> None:
+        self.gain = gain
         known = {record.candidate for record in records}
         self._left = itertools.filterfalse(lambda each: each.id in known, candidates)
         self.told: list[tuple[Candidate, Outcome, tuple[float, ...] | None]] = []
 
     def ask(self) -> Candidate | None:
         return next(self._left, None)
+
+    def expected_gain(self) -> float | None:
+        return self.gain
 
     def tell(self, candidate: Candidate, outcome: Outcome, values: tuple[float, ...] | None) -> None:
         self.told.append((candidate, outcome, values))

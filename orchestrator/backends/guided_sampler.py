@@ -10,8 +10,8 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.backends.optuna_verdict import MEMORY_CONSTRAINT
-from orchestrator.search.guided import Expected, Guided, Limits, Observation, Prediction
+from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT
+from orchestrator.search.guided import Expected, Guided, Limits, Observation, Prediction, Suggestion
 from orchestrator.search.residuals import Amplitudes, Axis
 from orchestrator.space.dimensions import Choice
 
@@ -46,6 +46,8 @@ class GuidedSampler(BaseSampler):
         self._index = {_key(point): number for number, point in enumerate(self._points)}
         self._guided = _guided(self._distributions, self._points, expected)
         self._fallback = RandomSampler(seed=0)
+        self.suggestion: Suggestion | None = None
+        """The answer to the last ask, for who wants to know what it promised; no later answer depends on it."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """All knobs, whatever the study has seen."""
@@ -56,8 +58,8 @@ class GuidedSampler(BaseSampler):
     ) -> dict[str, Any]:
         """The choices of one point; empty when all were tried."""
         observations, running = self._read(study)
-        suggestion = self._guided.ask(observations, running)
-        return {} if suggestion is None else dict(self._points[suggestion.candidate])
+        self.suggestion = self._guided.ask(observations, running)
+        return {} if self.suggestion is None else dict(self._points[self.suggestion.candidate])
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -85,7 +87,8 @@ def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
     excess = trial.constraints.get(MEMORY_CONSTRAINT)
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
         need = None if excess is None or excess <= -1 else log(1 + excess)
-        return Observation(candidate, "ok", log(trial.value), need)
+        may_win = trial.constraints.get(LOSS_CONSTRAINT, 0.0) <= 0
+        return Observation(candidate, "ok", log(trial.value), need, may_win=may_win)
     if trial.state is TrialState.PRUNED and excess is not None and excess > 0:
         return Observation(candidate, "oom_device")
     return None

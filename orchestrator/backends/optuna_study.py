@@ -6,7 +6,7 @@ harm. `optuna_store` mirrors the study into SQLite.
 
 An out-of-memory is told as a finished trial that breaks the constraint `memory`, because samplers learn nothing from
 a FAILed one. TPE takes it as PRUNED. GPSampler reads only COMPLETE trials, so for `gp` it carries a finite stand-in
-value, which never leaves the study.
+value, which never leaves the study. Where the spec bounds the eval loss, that is a second constraint, `eval_loss`.
 """
 
 import random
@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.backends.guided_sampler import GuidedSampler
 from orchestrator.backends.optuna_store import CANDIDATE, STUDY_FILE, StudyFile, running_trial
-from orchestrator.backends.optuna_verdict import MEMORY_CONSTRAINT, Verdict, verdict
-from orchestrator.contract.outcome import Outcome
+from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT, Verdict, verdict
+from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.guided import Expected
 from orchestrator.search.ranking import objective_values
@@ -47,6 +47,7 @@ class OptunaStrategy:
 
     `folder` is the sweep's folder, `records` its trials so far: those that are not final count as running. Equal seeds
     and histories give equal candidates. `expected` is what `guided` knows beforehand, by candidate; None: nothing.
+    `loss_within`: by which fraction of the baseline's eval loss a trial may be above it to win; None: by any.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class OptunaStrategy:
         folder: Path,
         records: Sequence[TrialRecord] = (),
         expected: Mapping[str, Expected] | None = None,
+        loss_within: float | None = None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         search = search or SearchSection()
@@ -64,9 +66,12 @@ class OptunaStrategy:
         self._sampler = search.sampler
         self._seed = search.seed
         self._objectives = tuple(objectives)
+        self._loss_within = loss_within
+        self._baseline_loss: float | None = None
         self._distributions = {name: CategoricalDistribution(choices) for name, choices in space.choices.items()}
         self._guided = self._guided_sampler(expected) if self._sampler is Sampler.GUIDED else None
         self._known: set[str] = set()
+        self._gain: float | None = None
         self._running: dict[str, int] = {}
         self._storage = InMemoryStorage()
         directions = [objective.goal for objective in self._objectives]
@@ -77,10 +82,15 @@ class OptunaStrategy:
 
     def ask(self) -> Candidate | None:
         """The next candidate, None when all of the space's candidates were tried."""
+        self._gain = None
         candidate = self._choose()
         if candidate is not None:
             self._file.begin(self._begin(candidate))
         return candidate
+
+    def expected_gain(self) -> float | None:
+        """Of the candidate asked last, as the port says; known to `guided` alone, once a trial has succeeded."""
+        return self._gain
 
     def tell(self, candidate: Candidate, outcome: Outcome, values: tuple[float, ...] | None) -> None:
         """Store the outcome with the running trial of `candidate`; without one it has no effect."""
@@ -117,10 +127,12 @@ class OptunaStrategy:
             # What is launched is added as a trial of its own: the proposal itself must not count as running.
             self._study.tell(trial, state=TrialState.FAIL)
             if not isinstance(resolved, Illegal) and resolved.id not in self._known:
+                suggestion = self._guided.suggestion if self._guided else None
+                self._gain = suggestion.expected_gain if suggestion else None
                 return resolved
         return None
 
-    def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> BaseSampler | None:
+    def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> GuidedSampler | None:
         """None for objectives that it does not know; then TPE takes its place."""
         objectives = [(objective.metric, objective.goal) for objective in self._objectives]
         if objectives != [("tokens_per_second", "maximize")]:
@@ -155,13 +167,25 @@ class OptunaStrategy:
     def _end(self, candidate: Candidate, outcome: Outcome, values: tuple[float, ...] | None) -> FrozenTrial:
         number = self._running.pop(candidate.id)
         judged = self._judge(candidate, outcome, values)
+        if candidate.is_baseline:
+            self._baseline_loss = _eval_loss(outcome)
         trial = running_trial(self._study, self._storage, number)
         trial.set_user_attr(OUTCOME, outcome.kind)
         if judged.is_stand_in:
             trial.set_user_attr(STAND_IN, True)
         if judged.constraint is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, judged.constraint)
+            if self._loss_within is not None:
+                trial.set_constraint(LOSS_CONSTRAINT, self._loss_overshoot(outcome))
         return self._study.tell(number, judged.values, state=judged.state)
+
+    def _loss_overshoot(self, outcome: Outcome) -> float:
+        """How far the eval loss is above what is allowed, in baseline's losses; 0 where nothing is known, since
+        GPSampler wants every constraint of every trial."""
+        loss = _eval_loss(outcome)
+        if loss is None or self._baseline_loss is None or self._loss_within is None:
+            return 0.0
+        return loss / self._baseline_loss - 1 - self._loss_within
 
     def _replay(self, record: TrialRecord) -> None:
         candidate = Candidate(record.candidate, record.label, record.config, record.is_baseline)
@@ -186,6 +210,10 @@ class OptunaStrategy:
             return (0.0,) * len(self._objectives)
         worst = (min if objective.goal == "maximize" else max for objective in self._objectives)
         return tuple(pick(column) for pick, column in zip(worst, zip(*measured, strict=True), strict=True))
+
+
+def _eval_loss(outcome: Outcome) -> float | None:
+    return outcome.measurement.eval_loss if isinstance(outcome, Ok | OverLimit) else None
 
 
 def _sampler(sampler: Sampler, seed: int) -> BaseSampler:

@@ -64,14 +64,17 @@ class Observation:
     log_speed: float = 0.0
     log_device: float | None = None
     log_host: float | None = None
+    may_win: bool = True
+    """False: it is nothing to improve on, however fast."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`expected_gain`: expected improvement over the best so far (as a share), times the probability that it fits."""
+    """`expected_gain`: expected improvement over the best so far (as a share), times the probability that it fits; what
+    runs counts as it is believed. None before anything that may win was measured."""
 
     candidate: int
-    expected_gain: float
+    expected_gain: float | None
     probability_fits: float
 
 
@@ -105,7 +108,9 @@ class Guided:
         if not np.any(scores[open_ones] > 0):
             scores = fits
         chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
-        return Suggestion(chosen, float(gains[chosen] * fits[chosen]), float(fits[chosen]))
+        has_best = any(seen.outcome == "ok" and seen.may_win for seen in observations)
+        gain = float(gains[chosen] * fits[chosen]) if has_best else None
+        return Suggestion(chosen, gain, float(fits[chosen]))
 
     def believed_speed(self, observations: Sequence[Observation]) -> Belief:
         """Log tokens/s of every candidate, after the observations."""
@@ -165,7 +170,7 @@ class Guided:
 
         What runs counts among the best as it is believed: a first batch of neighbours would teach one thing.
         """
-        measured = [seen.candidate for seen in observations if seen.outcome == "ok"] + list(running)
+        measured = [seen.candidate for seen in observations if seen.outcome == "ok" and seen.may_win] + list(running)
         if not measured:
             return np.asarray(np.exp(speed.mean - speed.mean.max()))
         best = float(speed.mean[measured].max())

@@ -77,6 +77,10 @@ class Strategy(Protocol):
     def ask(self) -> Candidate | None:
         """A candidate that was never told and is not running; None when the space is exhausted."""
 
+    def expected_gain(self) -> float | None:
+        """Of the candidate asked last: expected improvement over the best so far as a share of it, times the
+        probability that it fits; None when unknown."""
+
     def tell(self, candidate: Candidate, outcome: Outcome, values: tuple[float, ...] | None) -> None:
         """The candidate's final outcome. `values` holds the objectives in the spec's order, None without numbers."""
 

@@ -48,6 +48,26 @@ def test_with_predictions_few_launches_find_the_best_and_few_run_out(tmp_path: P
     assert sum(not isinstance(record.outcome, Ok) for record in session.records) <= 2
 
 
+def test_the_expected_gain_is_known_once_a_trial_has_succeeded_and_shrinks(tmp_path: Path) -> None:
+    section = search(MEDIUM, Sampler.GUIDED)
+    session = Session(space_of(section), section, tmp_path)
+    gains = []
+    while session.run(len(session.records) + 1, device) and len(session.records) < 30:
+        gains.append(session.strategy.expected_gain())
+    assert gains[0] is None
+    known = [gain for gain in gains if gain is not None]
+    assert len(known) >= len(gains) - 2
+    assert all(gain >= 0 for gain in known)
+    assert sum(known[-3:]) < sum(known[:3])
+
+
+def test_samplers_that_believe_nothing_know_no_gain(tmp_path: Path) -> None:
+    section = search(MEDIUM, Sampler.RANDOM)
+    session = Session(space_of(section), section, tmp_path)
+    session.run(3, device)
+    assert session.strategy.expected_gain() is None
+
+
 def test_without_predictions_it_learns_from_the_trials(tmp_path: Path) -> None:
     section = search(MEDIUM, Sampler.GUIDED)
     guided, chance = (tmp_path / name for name in ("guided", "chance"))

@@ -107,7 +107,9 @@ def test_gains_shrink_as_the_space_becomes_known() -> None:
     of, speed, need = sampler(), predicted_speed(), predicted_need()
     early, late = of.ask(search(of, speed, need, 1)), of.ask(search(of, speed, need, 12))
     assert early is not None
+    assert early.expected_gain is not None
     assert late is not None
+    assert late.expected_gain is not None
     assert late.expected_gain < early.expected_gain
 
 
