@@ -32,8 +32,10 @@ TERM_DEVIATIONS = {
     "reduce_buckets": 0.10,
 }
 """Of the logarithm of a term of the bill, drawn once a landscape; 0.02 for the others."""
-MEMORY_RESPONSE = 0.02
-"""Standard deviation of what a level of a knob adds to the logarithm of the need, beside the bill's terms."""
+MEMORY_RESPONSE = 0.04
+"""Standard deviation of what knobs add to the logarithm of the need, beside the bill's terms."""
+PAIR_SHARE = 0.35
+"""Deviation of what a pair of levels adds, over that of a single one."""
 FRAGMENTATION = (1.01, 1.09)
 """Smallest capacity over allocated, by structure: the span in replays of 54 structures of 1B to 8B models
 (`orchestrator.predict.verdict.FRAGMENTATION`, which holds the middle)."""
@@ -129,7 +131,7 @@ class Truth:
             )
             beside = sum(each.bill.device_overhead.values())
             needs.append((allocated * structures[structure] + beside) / GIB)
-        own = self._effects(MEMORY_RESPONSE, pairs=0.5) + self._rng.normal(0, 0.01, len(needs))
+        own = self._effects(MEMORY_RESPONSE) + self._rng.normal(0, 0.01, len(needs))
         return np.array(needs) * np.exp(self.memory_bias + own)
 
     def host_gib(self) -> NDArray[np.float64]:
@@ -226,18 +228,19 @@ class Truth:
 
     def _response(self) -> NDArray[np.float64]:
         """What single knobs and pairs of them do beside all that is written down, and each configuration alone."""
-        log = self._effects(0.7 * self.response_deviation, pairs=0.35)
+        log = self._effects(self.response_deviation)
         return np.asarray(np.exp(log + self._rng.normal(0, 0.005, len(log))))
 
-    def _effects(self, deviation: float, pairs: float) -> NDArray[np.float64]:
-        """A number for each level of each knob, and smaller ones (by the factor `pairs`) for pairs of levels, added up
-        for each configuration."""
+    def _effects(self, deviation: float) -> NDArray[np.float64]:
+        """A number for each level of each knob, and smaller ones for pairs of levels, added up for each configuration:
+        `deviation` is that of the sum."""
         log = np.zeros(len(self._knobs))
-        names = list(self._knobs[0])
+        names = [name for name in self._knobs[0] if len({knobs[name] for knobs in self._knobs}) > 1]
+        single = deviation / np.sqrt(len(names) + PAIR_SHARE**2 * len(names) * (len(names) - 1) / 2)
         effects: dict[tuple[object, ...], float] = {}
         for first, name in enumerate(names):
             for other in names[first:]:
-                own = deviation * (1.0 if other == name else pairs)
+                own = single * (1.0 if other == name else PAIR_SHARE)
                 for row, knobs in enumerate(self._knobs):
                     key = (name, knobs[name], other, knobs[other])
                     if key not in effects:
