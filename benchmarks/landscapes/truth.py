@@ -112,7 +112,7 @@ class Truth:
         self.rates = draw_rates(self._rng, cluster)
         self.noise = float(self._rng.uniform(0.01, 0.03))
         self.memory_bias = float(self._rng.uniform(*MEMORY_BIAS))
-        self.response_deviation = float(self._rng.uniform(0.02, 0.05))
+        self.response_deviation = float(self._rng.uniform(0.02, 0.05)) * (1.7 if cluster.has_trap else 1.0)
         self._terms: dict[str, float] = {}
         self.trap = self._draw_trap() if cluster.has_trap else None
         self._knobs = [asdict(each.configuration) for each in priced]
