@@ -63,7 +63,8 @@ def build_strategy(
 
     is_guided = forecaster is not None and _sampler_of(spec) is Sampler.GUIDED
     expected = _expected(space, forecaster) if is_guided and forecaster is not None else None
-    return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected)
+    loss_within = spec.limits.eval_loss_within
+    return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected, loss_within)
 
 
 def _sampler_of(spec: SweepSpec) -> Sampler:

@@ -87,8 +87,9 @@ def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
     excess = trial.constraints.get(MEMORY_CONSTRAINT)
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
         need = None if excess is None or excess <= -1 else log(1 + excess)
-        may_win = trial.constraints.get(LOSS_CONSTRAINT, 0.0) <= 0
-        return Observation(candidate, "ok", log(trial.value), need, may_win=may_win)
+        overshoot = trial.constraints.get(LOSS_CONSTRAINT)
+        log_loss = None if overshoot is None or overshoot <= -1 else log(1 + overshoot)
+        return Observation(candidate, "ok", log(trial.value), need, log_loss=log_loss)
     if trial.state is TrialState.PRUNED and excess is not None and excess > 0:
         return Observation(candidate, "oom_device")
     return None

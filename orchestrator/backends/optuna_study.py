@@ -175,17 +175,19 @@ class OptunaStrategy:
             trial.set_user_attr(STAND_IN, True)
         if judged.constraint is not None:
             trial.set_constraint(MEMORY_CONSTRAINT, judged.constraint)
-            if self._loss_within is not None:
-                trial.set_constraint(LOSS_CONSTRAINT, self._loss_overshoot(outcome))
+            overshoot = self._loss_overshoot(outcome)
+            if overshoot is None and self._loss_within is not None and self._sampler is Sampler.GP:
+                overshoot = 0.0  # it wants every constraint of every trial
+            if overshoot is not None:
+                trial.set_constraint(LOSS_CONSTRAINT, overshoot)
         return self._study.tell(number, judged.values, state=judged.state)
 
-    def _loss_overshoot(self, outcome: Outcome) -> float:
-        """How far the eval loss is above what is allowed, in baseline's losses; 0 where nothing is known, since
-        GPSampler wants every constraint of every trial."""
+    def _loss_overshoot(self, outcome: Outcome) -> float | None:
+        """How far the eval loss is above the greatest allowed, as a fraction of that; None where nothing is known."""
         loss = _eval_loss(outcome)
         if loss is None or self._baseline_loss is None or self._loss_within is None:
-            return 0.0
-        return loss / self._baseline_loss - 1 - self._loss_within
+            return None
+        return loss / (self._baseline_loss * (1 + self._loss_within)) - 1
 
     def _replay(self, record: TrialRecord) -> None:
         candidate = Candidate(record.candidate, record.label, record.config, record.is_baseline)

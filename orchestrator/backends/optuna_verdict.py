@@ -27,7 +27,7 @@ from orchestrator.contract.outcome import (
 
 MEMORY_CONSTRAINT = "memory"
 LOSS_CONSTRAINT = "eval_loss"
-"""Beside the memory's, where the spec bounds the loss: how far it is above what is allowed, in baseline's losses."""
+"""Where the spec bounds the eval loss: how far it is above the greatest allowed, as a fraction of that."""
 SMALLEST_OVERSHOOT = 0.01
 """A failed allocation breaks the constraint by at least this fraction of the limit, whatever its sizes add up to."""
 UNKNOWN_OVERSHOOT = 0.5

@@ -19,11 +19,15 @@ SPEED = (Amplitudes(0.3, 0.10, 0.10, 0.02),)
 (`benchmarks/search_factory.py`)."""
 MEMORY = (Amplitudes(0.10, 0.02, 0.02, 0.01), Amplitudes(0.2, 0.06, 0.05, 0.02), Amplitudes(0.3, 0.15, 0.12, 0.03))
 """Of log(measured / predicted need): a good prediction, a middling one, one that is wrong about some knobs."""
+LOSS = (Amplitudes(0.05, 0.01, 0.005, 0.002), Amplitudes(0.1, 0.05, 0.02, 0.005), Amplitudes(0.3, 0.15, 0.05, 0.01))
+"""Of log(eval loss / greatest allowed), unpredicted: candidates that learn nearly alike, and others."""
 LEAST_DEVIATION = 0.02
 """Of a memory belief: peaks of one configuration vary by more on every device."""
 PROBABILITY_POWER = 4.0
 """Of P(fits) in the score: against 2, it takes launches that run out of memory from 14 to 5 % on those landscapes, at
 no cost in launches to the best."""
+LEAST_LOSS_DEVIATION = 0.001
+"""Of a loss belief: another order of sums alone moves a loss by less (`tests/trial/test_quality.py`)."""
 MARGIN = 0.02
 """Of the limit, that a candidate should leave."""
 CENSORED_STEP = 0.02
@@ -64,8 +68,13 @@ class Observation:
     log_speed: float = 0.0
     log_device: float | None = None
     log_host: float | None = None
-    may_win: bool = True
-    """False: it is nothing to improve on, however fast."""
+    log_loss: float | None = None
+    """Of its eval loss over the greatest that may win; None where no loss was taken or none bounds it."""
+
+    @property
+    def may_win(self) -> bool:
+        """False: it loses too much and is nothing to improve on, however fast."""
+        return self.log_loss is None or self.log_loss <= 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,8 @@ class Guided:
         fits = self._fits(observations, running)
         speed = self._speed(observations, running)
         gains = self._gains(speed, observations, running)
-        scores = gains * fits**PROBABILITY_POWER
+        keeps = self._keeps_quality(observations)
+        scores = gains * fits**PROBABILITY_POWER * keeps
         open_ones = np.ones(len(self.levels), dtype=bool)
         open_ones[list(tried)] = False
         open_ones &= ~self._dominated(observations)
@@ -109,7 +119,7 @@ class Guided:
             scores = fits
         chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
         has_best = any(seen.outcome == "ok" and seen.may_win for seen in observations)
-        gain = float(gains[chosen] * fits[chosen]) if has_best else None
+        gain = float(gains[chosen] * fits[chosen] * keeps[chosen]) if has_best else None
         return Suggestion(chosen, gain, float(fits[chosen]))
 
     def believed_speed(self, observations: Sequence[Observation]) -> Belief:
@@ -179,6 +189,15 @@ class Guided:
         density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
         gains: Floats = np.maximum(deviation * (z * _cumulative(z) + density), 0.0)
         return gains
+
+    def _keeps_quality(self, observations: Sequence[Observation]) -> Floats:
+        """P(its loss allows it to win) of every candidate; 1 where no loss is known."""
+        known = [(seen.candidate, seen.log_loss) for seen in observations if seen.log_loss is not None]
+        if not known:
+            return np.ones(len(self.levels))
+        rows = np.array([candidate for candidate, _ in known], dtype=np.int64)
+        belief = fit(self.levels, rows, np.array([value for _, value in known]), self.axes, LOSS)
+        return _cumulative(-belief.mean / np.maximum(belief.deviation, LEAST_LOSS_DEVIATION))
 
     def _dominated(self, observations: Sequence[Observation]) -> NDArray[np.bool_]:
         """Candidates that surely need no less than one that ran out: the same but along monotone columns."""
