@@ -110,7 +110,7 @@ def oom(needed_bytes: int = 1500) -> OomDevice:
 
 
 def spec(name: str = "sweep", budget: BudgetSection | None = None, **sections: object) -> SweepSpec:
-    """A spec whose sections beyond name and budget hardly matter."""
+    """A spec whose sections beyond name and budget hardly matter; nothing is raced or confirmed unless they say so."""
     return SweepSpec.model_validate(
         {
             "version": 1,

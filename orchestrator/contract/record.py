@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import Field, JsonValue
 
 from orchestrator.contract.config import Frozen, TrialConfig
-from orchestrator.contract.outcome import Measurement, Ok, Outcome, OverLimit
+from orchestrator.contract.outcome import INTERRUPTED_KINDS, RETRIED_KINDS, Measurement, Ok, Outcome, OverLimit
 
 
 class SweepState(StrEnum):
@@ -80,14 +80,26 @@ class TrialRecord(Frozen):
 
     @property
     def launch_config(self) -> TrialConfig:
-        """What the last attempt is launched with."""
-        return self.config.model_copy(update={"beat_tokens_per_second": self.attempts[-1].beat_tokens_per_second})
+        """What the last attempt is launched with: a confirmation measures speed and memory alone."""
+        last, measure = self.attempts[-1], self.config.measure
+        if last.purpose is Purpose.CONFIRM:
+            measure = measure.model_copy(update={"quality": None})
+        changes = {"beat_tokens_per_second": last.beat_tokens_per_second, "measure": measure}
+        return self.config.model_copy(update=changes)
 
     @property
     def outcome(self) -> Outcome | None:
         """Outcome of the last attempt of the search; None while it runs or before the first."""
         searches = self.searches
         return searches[-1].outcome if searches else None
+
+    @property
+    def standing(self) -> Outcome | None:
+        """What the trial counts as: the search's outcome, unless a confirmation failed for a reason of its own."""
+        lost = (*RETRIED_KINDS, *INTERRUPTED_KINDS, "ok")
+        ends = [attempt.outcome for attempt in self.confirmations if attempt.outcome is not None]
+        failed = [outcome for outcome in ends if outcome.kind not in lost]
+        return failed[0] if failed else self.outcome
 
     @property
     def measurement(self) -> Measurement | None:

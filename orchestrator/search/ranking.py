@@ -1,6 +1,8 @@
 """Which trial is better: objective values, feasibility, the order of merit and the Pareto front. Pure."""
 
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from math import isfinite
 from statistics import median
 from typing import assert_never
@@ -8,11 +10,16 @@ from typing import assert_never
 from orchestrator.contract.outcome import Ok
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.quality import lossy
+from orchestrator.search.reported import Reported, overlap, reported, thrashes
 from orchestrator.spec.sweep import Objective
+
+PEAK_NOISE = 0.05
+"""Peaks that lie closer than this count as equal: on CPU those of one configuration vary by as much from run to run
+(docs/decisions/0009-cpu-limit-is-address-space.md)."""
 
 
 def objective_value(objective: Objective, record: TrialRecord) -> float | None:
-    """The trial's number for one objective, None without a finite one: tokens/s, bytes, a fraction (mfu), seconds
+    """The search's number for one objective, None without a finite one: tokens/s, bytes, a fraction (mfu), seconds
     (`step_s`, the median of the measured optimizer steps) or nats a token (`eval_loss`).
     """
     measurement = record.measurement
@@ -35,16 +42,36 @@ def objective_value(objective: Objective, record: TrialRecord) -> float | None:
             assert_never(objective.metric)
 
 
+def reported_value(objective: Objective, record: TrialRecord, figures: Reported) -> float | None:
+    """The number that is reported for one objective: the confirmation's where the trial has one."""
+    match objective.metric:
+        case "tokens_per_second":
+            return figures.tokens_per_second
+        case "peak_memory_bytes":
+            return float(figures.peak_memory_bytes)
+        case "peak_resident_bytes":
+            return float(figures.peak_resident_bytes)
+        case "mfu":
+            return figures.mfu if figures.mfu is not None and isfinite(figures.mfu) else None
+        case "step_s":
+            return figures.median_step_s
+        case "eval_loss":
+            return objective_value(objective, record)
+        case _:
+            assert_never(objective.metric)
+
+
 def objective_values(objectives: Sequence[Objective], record: TrialRecord) -> tuple[float, ...] | None:
-    """All objectives in the spec's order; None unless every one of them has a number."""
+    """The search's numbers for all objectives in the spec's order; None unless every one of them has one."""
     values = [objective_value(objective, record) for objective in objectives]
     numbers = tuple(value for value in values if value is not None)
     return numbers if len(numbers) == len(values) else None
 
 
 def is_feasible(record: TrialRecord) -> bool:
-    """Whether the trial may win: it ran, every check passed, and the peak leaves the wished headroom."""
-    return isinstance(record.outcome, Ok)
+    """Whether the trial may win: it ran, also whenever it was measured again, every check passed, and the peak leaves
+    the wished headroom."""
+    return isinstance(record.standing, Ok)
 
 
 def ranked(
@@ -53,8 +80,10 @@ def ranked(
     """Feasible trials, best first; behind them those whose eval loss is above the baseline's by more than
     `eval_loss_within` of it.
 
-    With one objective by its value; with several by Pareto front, and inside a front by the first objective. Ties go
-    to the smaller memory peak, then to the earlier trial.
+    With one objective by its value; with several by Pareto front, and inside a front by the first objective. Equal
+    ones go by the smaller memory peak, then by the earlier trial. Before that, trials that do not thrash come first
+    (see `reported.thrashes`), and among them those that were confirmed, since the others' figures are of the search.
+    With tokens/s alone a tie with the fastest (95 % intervals overlap) goes to the larger headroom.
     """
     records = list(records)
     beyond = lossy(eval_loss_within, records)
@@ -68,8 +97,28 @@ def _others(records: Iterable[TrialRecord], beyond: Container[int]) -> list[Tria
 
 def _in_order(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[TrialRecord]:
     scored = _scored(objectives, records)
-    fronts = {record.trial: 0 for _, record in scored} if len(objectives) == 1 else _front_of_each(scored)
-    return [record for _, record in sorted(scored, key=lambda pair: (fronts[pair[1].trial], *_order(pair)))]
+    fronts = {each.record.trial: 0 for each in scored} if len(objectives) == 1 else _front_of_each(scored)
+    ordered = sorted(scored, key=lambda each: (fronts[each.record.trial], *_order(each)))
+    if is_speed_alone(objectives):
+        ordered = _ties_by_headroom(ordered)
+    return [each.record for each in ordered]
+
+
+def _ties_by_headroom(ordered: list["_Scored"]) -> list["_Scored"]:
+    """Of those right behind the fastest that cannot be told from it, the one with the smallest peak comes first."""
+    ties = list(takewhile(lambda each: _ties(ordered[0], each), ordered))
+    smallest_bytes = min((each.figures.peak_memory_bytes for each in ties), default=0)
+    small = [each for each in ties if each.figures.peak_memory_bytes <= smallest_bytes * (1 + PEAK_NOISE)]
+    return [*small, *(each for each in ordered if each not in small)]
+
+
+def _ties(one: "_Scored", other: "_Scored") -> bool:
+    return _class(one) == _class(other) and overlap(one.figures, other.figures)
+
+
+def is_speed_alone(objectives: Sequence[Objective]) -> bool:
+    """Whether the highest tokens/s is all that counts."""
+    return [(goal.metric, goal.goal) for goal in objectives] == [("tokens_per_second", "maximize")]
 
 
 def best(
@@ -87,45 +136,68 @@ def pareto_front(
     records = list(records)
     scored = _scored(objectives, _others(records, lossy(eval_loss_within, records)))
     fronts = _front_of_each(scored)
-    return [record for _, record in sorted(scored, key=_order) if fronts[record.trial] == 0]
+    return [each.record for each in sorted(scored, key=_order) if fronts[each.record.trial] == 0]
+
+
+def tied(objectives: Sequence[Objective], order: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials that cannot be told from the first of `order` (95 % intervals overlap), both of them confirmed or neither;
+    none where tokens/s are not the first objective."""
+    scored = _scored(objectives, order) if order and objectives[0].metric == "tokens_per_second" else []
+    by_trial = {each.record.trial: each for each in scored}
+    return [record for record in order[1:] if _ties(by_trial[order[0].trial], by_trial[record.trial])]
 
 
 def speedup(record: TrialRecord, baseline: TrialRecord) -> float | None:
-    """Tokens per second of `record` over those of `baseline`; None when either did not run to its end."""
-    if record.measurement is None or baseline.measurement is None:
+    """Reported tokens/s of `record` over those of `baseline`; None when either did not run to its end."""
+    figures = reported([record, baseline])
+    if record.trial not in figures or baseline.trial not in figures:
         return None
-    return record.measurement.tokens_per_second / baseline.measurement.tokens_per_second
+    return figures[record.trial].tokens_per_second / figures[baseline.trial].tokens_per_second
 
 
-Scored = tuple[tuple[float, ...], TrialRecord]
-"""Costs (lower is better, one an objective) and their trial."""
+@dataclass(frozen=True)
+class _Scored:
+    """A feasible trial with its reported figures. `costs`: lower is better, one an objective."""
+
+    costs: tuple[float, ...]
+    record: TrialRecord
+    figures: Reported
 
 
-def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[Scored]:
+def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[_Scored]:
+    records = list(records)
+    figures = reported(records)
     scored = []
     for record in records:
-        values = objective_values(objectives, record)
-        if values is not None and is_feasible(record):
-            goals = zip(objectives, values, strict=True)
-            scored.append((tuple(-value if goal.goal == "maximize" else value for goal, value in goals), record))
+        if record.trial not in figures or not is_feasible(record):
+            continue
+        values = [reported_value(goal, record, figures[record.trial]) for goal in objectives]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            goals = zip(objectives, known, strict=True)
+            costs = tuple(-value if goal.goal == "maximize" else value for goal, value in goals)
+            scored.append(_Scored(costs, record, figures[record.trial]))
     return scored
 
 
-def _order(pair: Scored) -> tuple[float, int, int]:
-    costs, record = pair
-    peak_bytes = record.measurement.peak_memory_bytes if record.measurement else 0
-    return costs[0], peak_bytes, record.trial
+def _class(scored: _Scored) -> tuple[bool, bool]:
+    """Trials that do not thrash before those that do, and confirmed ones before others."""
+    return thrashes(scored.record), scored.figures.runs == 0
 
 
-def _front_of_each(scored: Sequence[Scored]) -> dict[int, int]:
+def _order(scored: _Scored) -> tuple[bool, bool, float, int, int]:
+    return *_class(scored), scored.costs[0], scored.figures.peak_memory_bytes, scored.record.trial
+
+
+def _front_of_each(scored: Sequence[_Scored]) -> dict[int, int]:
     """Trial number to its front, 0 the best: a front is what nothing left over dominates."""
     left = list(scored)
     fronts: dict[int, int] = {}
     front = 0
     while left:
-        undominated = [pair for pair in left if not any(_dominates(other[0], pair[0]) for other in left)]
-        fronts |= {record.trial: front for _, record in undominated}
-        left = [pair for pair in left if pair[1].trial not in fronts]
+        undominated = [each for each in left if not any(_dominates(other.costs, each.costs) for other in left)]
+        fronts |= {each.record.trial: front for each in undominated}
+        left = [each for each in left if each.record.trial not in fronts]
         front += 1
     return fronts
 

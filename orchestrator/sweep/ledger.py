@@ -109,7 +109,7 @@ class Ledger:
         """Make the folder of the trial's last attempt, with its `config.json`."""
         files = self.attempt(record.trial, record.attempts[-1].attempt)
         files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(files.config, record.config.model_dump_json(indent=1))
+        write_atomic(files.config, record.launch_config.model_dump_json(indent=1))
         return files
 
     def request_stop(self) -> None:

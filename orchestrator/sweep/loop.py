@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.errors import BrimfulError, StateError
@@ -14,7 +15,9 @@ from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep import ports, state
+from orchestrator.sweep.confirmation import next_confirmation
 from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.racing import tokens_per_second_to_beat
 from orchestrator.sweep.state import Efficiency, StopCause, SweepMachine
 
 WAIT_S = 0.5
@@ -95,6 +98,8 @@ class _Driver:
             started_s=self._started_s,
             elapsed_before_s=self._elapsed_before_s,
             max_concurrent_trials=spec.resources.max_concurrent_trials,
+            to_beat=partial(tokens_per_second_to_beat, spec),
+            confirm=self._confirmation_due,
         )
         self._machine = SweepMachine(setting, ledger.read_trials())
         self._finish: state.Finish | None = None
@@ -158,9 +163,9 @@ class _Driver:
         Its end is the time of the outcome file, or the last sign of life of its driver.
         """
         for record in self._machine.records:
-            if not record.attempts or record.outcome is not None:
+            last = record.running
+            if last is None:
                 continue
-            last = record.attempts[-1]
             files = self._ledger.attempt(record.trial, last.attempt)
             outcome = _whole_outcome(files)
             ended_s = files.outcome.stat().st_mtime if outcome else max(last.dispatched_s, self._previous_updated_s)
@@ -192,10 +197,15 @@ class _Driver:
         rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
         return state.Proposed(candidate, time.time(), rejected)
 
+    def _confirmation_due(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
+        spec = self._spec
+        due = next_confirmation(spec.objective, spec.measure.confirm, records, spec.limits.eval_loss_within)
+        return due.record if due is not None else None
+
     def _launch(self, record: TrialRecord) -> None:
         self._store(record)
         files = self._ledger.prepare_attempt(record)
-        self._services.pool.launch(ports.Launch(record.attempts[-1].token, files.directory, record.config))
+        self._services.pool.launch(ports.Launch(record.attempts[-1].token, files.directory, record.launch_config))
 
     def _store(self, record: TrialRecord) -> None:
         self._ledger.write_trial(record)

@@ -4,7 +4,7 @@ The loop carries every action out before it brings the next event, and in the or
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, assert_never
@@ -18,8 +18,16 @@ from orchestrator.contract.errors import (
     EXIT_STOPPED,
     EXIT_TERMINATED,
 )
-from orchestrator.contract.outcome import INTERRUPTED_KINDS, MAX_RETRIES, RETRIED_KINDS, Measurement, Ok, Rejected
-from orchestrator.contract.record import AttemptRecord, SweepState, TrialRecord
+from orchestrator.contract.outcome import (
+    INTERRUPTED_KINDS,
+    MAX_RETRIES,
+    RETRIED_KINDS,
+    Measurement,
+    Ok,
+    OverLimit,
+    Rejected,
+)
+from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, TrialRecord
 from orchestrator.contract.units import format_duration
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection
@@ -128,7 +136,8 @@ class Efficiency(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a session of the sweep is given. `efficiency` is pure; `new_token` yields a unique word at each call."""
+    """What a session of the sweep is given. `efficiency`, `to_beat` and `confirm` are pure; `new_token` yields a unique
+    word at each call."""
 
     budget: BudgetSection
     efficiency: Callable[[TrialConfig, Measurement], Efficiency | None]
@@ -137,6 +146,10 @@ class Setting:
     elapsed_before_s: float = 0.0
     """Driver time of earlier sessions."""
     max_concurrent_trials: int | None = None
+    to_beat: Callable[[TrialRecord, Iterable[TrialRecord]], float | None] = lambda record, records: None
+    """Tokens/s below which a trial is not worth measuring any longer, from all trials."""
+    confirm: Callable[[Sequence[TrialRecord]], TrialRecord | None] = lambda records: None
+    """The trial that is to be measured again next, from all trials; asked when the search is over."""
 
 
 def is_final(record: TrialRecord) -> bool:
@@ -146,7 +159,7 @@ def is_final(record: TrialRecord) -> bool:
         return False
     if outcome.kind not in RETRIED_KINDS:
         return True
-    alike = sum(attempt.outcome is not None and attempt.outcome.kind == outcome.kind for attempt in record.attempts)
+    alike = sum(attempt.outcome is not None and attempt.outcome.kind == outcome.kind for attempt in record.searches)
     return alike > MAX_RETRIES
 
 
@@ -167,11 +180,11 @@ class SweepMachine:
         self._failure: str | None = None
         self._tally = FailureTally()
         for record in self._records.values():
-            if record.attempts and record.outcome is None:
-                self._running[record.attempts[-1].token] = record.trial
-            elif is_final(record):
+            if record.running is not None:
+                self._running[record.running.token] = record.trial
+            if is_final(record):
                 self._count(record)
-            else:
+            elif record.running is None:
                 self._waiting.append(record.trial)
 
     @property
@@ -211,6 +224,9 @@ class SweepMachine:
             return [Ask()]
         if wants_more or self._running:
             return []
+        due = None if self.is_ending or self._time_used_up(tick.now_s) else self._setting.confirm(self.records)
+        if due is not None:
+            return [self._launch(due, tick.now_s, Purpose.CONFIRM)] if tick.has_room else []
         return [self._finish(tick.now_s)]
 
     def _wants_more(self, now_s: float) -> bool:
@@ -243,8 +259,15 @@ class SweepMachine:
         self._records[record.trial] = record
         return [Store(record), Tell(record)]
 
-    def _launch(self, record: TrialRecord, now_s: float) -> Launch:
-        attempt = AttemptRecord(attempt=len(record.attempts) + 1, token=self._setting.new_token(), dispatched_s=now_s)
+    def _launch(self, record: TrialRecord, now_s: float, purpose: Purpose = Purpose.SEARCH) -> Launch:
+        is_search = purpose is Purpose.SEARCH
+        attempt = AttemptRecord(
+            attempt=len(record.attempts) + 1,
+            token=self._setting.new_token(),
+            purpose=purpose,
+            beat_tokens_per_second=self._setting.to_beat(record, self.records) if is_search else None,
+            dispatched_s=now_s,
+        )
         record = record.model_copy(update={"attempts": (*record.attempts, attempt)})
         self._records[record.trial] = record
         self._running[attempt.token] = record.trial
@@ -256,6 +279,8 @@ class SweepMachine:
             return []
         record = self._with_end(self._records[trial], event)
         self._records[trial] = record
+        if record.attempts[-1].purpose is Purpose.CONFIRM:
+            return [Store(record)]
         if not is_final(record):
             self._waiting.append(trial)
             return [Store(record)]
@@ -263,17 +288,22 @@ class SweepMachine:
         return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
 
     def _with_end(self, record: TrialRecord, event: AttemptEnded) -> TrialRecord:
+        outcome = event.ended.outcome
+        measurement = outcome.measurement if isinstance(outcome, Ok | OverLimit) else None
+        efficiency = self._setting.efficiency(record.config, measurement) if measurement else None
+        shares = efficiency._asdict() if efficiency else {}
         attempt = record.attempts[-1].model_copy(
             update={
                 "ended_s": event.now_s,
                 "node": event.ended.node,
                 "launch_overhead_s": event.launch_overhead_s,
-                "outcome": event.ended.outcome,
+                "outcome": outcome,
+                **shares,
             }
         )
-        record = record.model_copy(update={"attempts": (*record.attempts[:-1], attempt)})
-        efficiency = self._setting.efficiency(record.config, record.measurement) if record.measurement else None
-        return record.model_copy(update=efficiency._asdict()) if efficiency else record
+        is_search = attempt.purpose is Purpose.SEARCH
+        attempts = (*record.attempts[:-1], attempt)
+        return record.model_copy(update={"attempts": attempts, **(shares if is_search else {})})
 
     def _count(self, record: TrialRecord) -> None:
         """What was never launched says nothing about whether all trials fail alike."""
@@ -307,7 +337,7 @@ class SweepMachine:
         failure = self._failure or self._tally.common_failure(at_least=1)
         if failure:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
-        is_feasible = any(isinstance(record.outcome, Ok) for record in self._records.values())
+        is_feasible = any(isinstance(record.standing, Ok) for record in self._records.values())
         used_up = self._trials_used_up() or self._time_used_up(now_s)
         reason = used_up or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)

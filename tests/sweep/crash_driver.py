@@ -1,4 +1,5 @@
-"""A driver in a process of its own, to be killed: `crash_driver.py HOME TRIALS` runs or resumes the sweep `sweep`."""
+"""A driver in a process of its own, to be killed: `crash_driver.py HOME TRIALS [TOP]` runs or resumes the sweep
+`sweep`, which confirms its best TOP."""
 
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes import FakePool, FakeStrategy, candidate, new_ledger, ok, oom, spec
 
 from orchestrator.contract.outcome import Outcome
-from orchestrator.spec.sweep import BudgetSection
+from orchestrator.spec.sweep import BudgetSection, ConfirmSection, MeasureSection
 from orchestrator.sweep.loop import Services, run_sweep
 from orchestrator.sweep.ports import Launch
 
@@ -19,8 +20,9 @@ def end(launch: Launch) -> Outcome:
 
 
 def main() -> None:
-    home, trials = Path(sys.argv[1]), int(sys.argv[2])
-    of = spec(budget=BudgetSection(trials=trials))
+    home, trials, top = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    measure = MeasureSection(confirm=ConfirmSection(top=top, repeats=3))
+    of = spec(budget=BudgetSection(trials=trials), measure=measure)
     ledger = new_ledger(home, of)
     with ledger.lock():
         strategy = FakeStrategy([candidate(micro_batch) for micro_batch in range(1, 100)], ledger.read_trials())

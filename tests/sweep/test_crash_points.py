@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.record import SweepState
+from orchestrator.contract.record import AttemptRecord, SweepState
+from orchestrator.search.reported import confirmed_runs
 from orchestrator.sweep.ledger import Ledger
 
 DRIVER = Path(__file__).with_name("crash_driver.py")
@@ -63,4 +64,37 @@ def test_a_killed_driver_loses_and_repeats_nothing(tmp_path: Path, seed: int) ->
     for trial in trials:
         accepted = [a for a in trial.attempts if a.outcome is not None and a.outcome.kind != "cancelled"]
         assert len(accepted) == 1
+    assert ledger.read_sweep().state is SweepState.FINISHED
+
+
+def finished_attempts(ledger: Ledger) -> dict[str, AttemptRecord]:
+    """Every attempt that came to an end of its own, by token."""
+    attempts = (attempt for record in ledger.read_trials() for attempt in record.attempts)
+    return {a.token: a for a in attempts if a.outcome is not None and a.outcome.kind != "cancelled"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_driver_neither_loses_nor_repeats_a_run_of_the_confirmation(tmp_path: Path, seed: int) -> None:
+    """Four trials, the best two of which are measured three times again: ten runs, however often it is killed."""
+    dice = random.Random(seed)
+    ledger = Ledger(tmp_path, "sweep")
+    command = [sys.executable, str(DRIVER), str(tmp_path), "4", "2"]
+    seen: dict[str, AttemptRecord] = {}
+    for ended in sorted(dice.sample(range(4, 10), k=2)):
+        with subprocess.Popen(command) as driver:
+            deadline_s = time.monotonic() + DEADLINE_S
+            while len(finished_attempts(ledger)) < ended and driver.poll() is None:
+                assert time.monotonic() < deadline_s, "the driver makes no progress"
+                time.sleep(0.002)
+            time.sleep(dice.uniform(0, 0.02))
+            driver.kill()
+        assert seen.items() <= finished_attempts(ledger).items()
+        seen = finished_attempts(ledger)
+    assert subprocess.run(command, timeout=DEADLINE_S, check=False).returncode == 0
+
+    assert seen.items() <= finished_attempts(ledger).items()
+    trials = ledger.read_trials()
+    ran = {trial.config.knobs.micro_batch: len(confirmed_runs(trial)) for trial in trials}
+    assert ran == {1: 0, 2: 3, 3: 0, 4: 3}
+    assert len(finished_attempts(ledger)) == 4 + 6
     assert ledger.read_sweep().state is SweepState.FINISHED
