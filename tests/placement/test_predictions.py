@@ -8,7 +8,15 @@ import pytest
 from fakes import measurement
 from predict.profiles import decoder
 
-from orchestrator.contract.config import DataSource, Knobs, ModelSource, TrainSettings, TrialConfig
+from orchestrator.contract.config import (
+    DataSource,
+    Knobs,
+    MeasureSettings,
+    ModelSource,
+    QualitySettings,
+    TrainSettings,
+    TrialConfig,
+)
 from orchestrator.contract.outcome import Ok
 from orchestrator.contract.profile import Profile, TraceRequest
 from orchestrator.contract.record import AttemptRecord, TrialRecord
@@ -17,6 +25,7 @@ from orchestrator.placement.changes import single_changes
 from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
 from orchestrator.placement.platform import Platform
+from orchestrator.placement.preview import trial_s
 from orchestrator.placement.rows import Rows, uniform_rows
 from orchestrator.placement.tracing import Untraceable, request_key
 from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
@@ -135,3 +144,11 @@ def test_only_what_is_surer_than_asked_not_to_fit_is_rejected() -> None:
     assert rejected.needed_bytes == needed_bytes
     assert sum(rejected.bill.values()) == needed_bytes
     assert rejection(hopeless, reject_probability=1.0) is None
+
+
+def test_training_for_the_loss_is_part_of_a_trial_s_cost() -> None:
+    forecast = forecaster(limit_bytes=4 * GIB).forecast(CANDIDATE)
+    plain = trial_s(forecast, MeasureSettings())
+    trained = trial_s(forecast, MeasureSettings(quality=QualitySettings(train_tokens=50_000)))
+    assert plain is not None
+    assert trained == pytest.approx(plain + 50_000 / forecast.tokens_per_second)
