@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from orchestrator.placement.rows import Rows, uniform_rows
 from orchestrator.placement.tracing import Untraceable, request_key
 from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
 from orchestrator.predict.overhead import CPU, CUDA
+from orchestrator.predict.time import StepTime
 from orchestrator.report.rows import describe
 
 
@@ -147,8 +149,11 @@ def test_only_what_is_surer_than_asked_not_to_fit_is_rejected() -> None:
 
 
 def test_training_for_the_loss_is_part_of_a_trial_s_cost() -> None:
-    forecast = forecaster(limit_bytes=4 * GIB).forecast(CANDIDATE)
+    time = StepTime(
+        step_s=0.5, tokens_per_second=1000.0, model_flops=1.0, hardware_flops=1.0, mfu=0.1, hfu=0.1, terms=()
+    )
+    forecast = replace(forecaster(limit_bytes=4 * GIB).forecast(CANDIDATE), time=time)
     plain = trial_s(forecast, MeasureSettings())
     trained = trial_s(forecast, MeasureSettings(quality=QualitySettings(train_tokens=50_000)))
     assert plain is not None
-    assert trained == pytest.approx(plain + 50_000 / forecast.tokens_per_second)
+    assert trained == pytest.approx(plain + 50.0)
