@@ -1,20 +1,22 @@
 """Bytes of gradients over the backward pass: buckets that fill and flush, and what stays of each gradient."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.contract.profile import DTYPE_BYTES, Dtype, Parameter
+from orchestrator.contract.profile import DTYPE_BYTES, Dtype, Parameter, Point
 from orchestrator.predict.fsdp import gathered_element_bytes, units
 from orchestrator.predict.job import Job
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.terms import largest
 from orchestrator.predict.weights import Weight, trained, weights_of
 from orchestrator.predict.zero import NORM_BYTES, Part, aligned_numel, bucket_bytes, fullest_part, parts
 
 _FLATTENED_NUMEL = 500_000_000
 """Gradients that stage 0 reduces at a time (deepspeed 0.19.8 runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE)."""
+_ANY_POINT = Point(1, 1)
 _NORM_CHUNK_NUMEL = 250_000_000
 """Of a norm in stage 3 with an offloaded optimizer (runtime/zero/stage3.py:1969)."""
 
@@ -49,7 +51,15 @@ def gradient_timeline(
 
     `accumulates`: earlier micro-steps have left gradients. `is_last`: the optimizer step follows.
     """
-    weights = weights_of(parameters, job, precision)
+    # neither the point nor how often gradients accumulate moves it, nor what stage 3 keeps of its weights
+    settings = replace(job, point=_ANY_POINT, gradient_accumulation=1, stage3_prefetch_bucket_size=0)
+    return _timeline(weights_of(parameters, job, precision), order, settings, precision, accumulates, is_last)
+
+
+@remembered(identities=2, size=256)
+def _timeline(
+    weights: Sequence[Weight], order: Sequence[int], job: Job, precision: Dtype, accumulates: bool, is_last: bool
+) -> GradientTimeline:
     handler = _handler(weights, job, precision, accumulates, is_last)
     live, peak = [], []
     opening_bytes = handler.live_bytes

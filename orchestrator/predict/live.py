@@ -7,14 +7,14 @@ micro-step on). Line numbers are those of `runtime/zero/partitioned_param_coordi
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.contract.profile import Mark, Module, Point, StepPhase
 from orchestrator.predict.job import Job
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.weights import Weight
 from orchestrator.predict.zero3 import is_persistent
 
@@ -90,16 +90,24 @@ def zero3_window(
     weights: Sequence[Weight], modules: Sequence[Module], marks: NDArray[np.int32], job: Job
 ) -> GatherWindow:
     """The window over `marks` (rows as in a profile), in the first micro-step after an optimizer step."""
-    # neither the point nor accumulation moves the window, so a sweep asks for few different ones
-    settings = replace(job, point=_ANY_POINT, gradient_accumulation=1)
-    return _cached_window(tuple(weights), tuple(module.parameters for module in modules), marks.tobytes(), settings)
+    # nothing else moves the window, so a sweep asks for few different ones
+    settings = Job(
+        point=_ANY_POINT,
+        world_size=job.world_size,
+        offload_param=job.offload_param,
+        stage3_max_live_parameters=job.stage3_max_live_parameters,
+        stage3_max_reuse_distance=job.stage3_max_reuse_distance,
+        stage3_prefetch_bucket_size=job.stage3_prefetch_bucket_size,
+        stage3_param_persistence_threshold=job.stage3_param_persistence_threshold,
+    )
+    return _cached_window(weights, modules, marks, settings)
 
 
-@lru_cache(maxsize=64)
+@remembered(identities=3, size=128)
 def _cached_window(
-    weights: tuple[Weight, ...], owned: tuple[tuple[int, ...], ...], marks_bytes: bytes, job: Job
+    weights: Sequence[Weight], modules: Sequence[Module], marks: NDArray[np.int32], job: Job
 ) -> GatherWindow:
-    marks = np.frombuffer(marks_bytes, dtype=np.int32).reshape(-1, 3)
+    owned = [module.parameters for module in modules]
     calls = _calls(marks)
     steps = [owned[payload] for _, mark, payload, _ in calls if _is_fetch(mark)]
     coordinator = _Coordinator(weights, steps, job)
@@ -121,6 +129,7 @@ def _cached_window(
     return _window(coordinator.storages, len(marks), coordinator.gathered_bytes)
 
 
+@remembered(identities=1, size=64)
 def _calls(marks: NDArray[np.int32]) -> list[tuple[int, int, int, bool]]:
     calls, in_backward = [], False
     for row, (_, mark, payload) in enumerate(marks.tolist()):

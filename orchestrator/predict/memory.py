@@ -15,6 +15,7 @@ from orchestrator.predict.fsdp import fsdp_window
 from orchestrator.predict.gradients import GradientTimeline, gradient_timeline
 from orchestrator.predict.job import Job
 from orchestrator.predict.live import zero3_window
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.overhead import Overhead
 from orchestrator.predict.reentrant import is_reentrant, keeps_inputs, with_kept_inputs
 from orchestrator.predict.stream import Stream, stream_at
@@ -81,6 +82,11 @@ class Bill(Frozen):
 
 def bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     """The bill of `job`, whose model has the structure of `profile`. `overhead`: what the process itself takes."""
+    return _bill(profile, job, overhead)
+
+
+@remembered(identities=1, size=4096)
+def _bill(profile: Profile, job: Job, overhead: Overhead) -> Bill:
     terms = engine_terms(profile.parameters, job, profile.request.dtype)
     if profile.request.device == "cpu":
         terms = _on_one_memory(terms, job)
@@ -159,7 +165,7 @@ def _highest(
     timeline: GradientTimeline,
 ) -> tuple[Terms, Terms]:
     gradients = gradients_over_time(stream, timeline)
-    whole = gathered + gradients + sum(stream.live_bytes.values())
+    whole = gathered + gradients + stream.whole_live_bytes
     forward = int(np.argmax(whole[: stream.backward_start])) if stream.backward_start else 0
     backward = stream.backward_start + int(np.argmax(whole[stream.backward_start :]))
 

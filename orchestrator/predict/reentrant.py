@@ -46,7 +46,7 @@ def kept_inputs(profile: Profile, stream: Stream) -> tuple[list[int], int]:
             last_backward[layer_of[payload]] = row
     if not {_SECOND_LAYER, _THIRD_LAYER} <= first_forward.keys():
         return [], 0
-    whole = np.sum(list(stream.live_bytes.values()), axis=0)
+    whole = stream.whole_live_bytes
     starts = [stream.mark_moments[first_forward[layer]] for layer in (_SECOND_LAYER, _THIRD_LAYER)]
     return sorted(last_backward.values()), int(whole[starts[1]] - whole[starts[0]])
 
@@ -59,4 +59,4 @@ def with_kept_inputs(profile: Profile, stream: Stream) -> Stream:
     layers = np.cumsum(finished)
     kept = stream.over_time(input_bytes * (layers + np.maximum(layers - 1, 0)))
     live = stream.live_bytes | {Place.ACTIVATION: stream.live_bytes[Place.ACTIVATION] + kept}
-    return replace(stream, live_bytes=live)
+    return replace(stream, live_bytes=live, whole_live_bytes=stream.whole_live_bytes + kept)

@@ -11,7 +11,8 @@ from typing import Literal
 
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import DTYPE_BYTES, Parameter, Profile
-from orchestrator.predict.job import Job
+from orchestrator.predict.job import EngineKind, Job
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.reentrant import is_reentrant
 
 CollectiveKind = Literal["all_reduce", "reduce_scatter", "all_gather"]
@@ -61,20 +62,25 @@ class _Sizes:
     layer_numel: float
 
 
-def _engine_bytes(parameter: Parameter, profile: Profile, job: Job) -> float:
+def _engine_bytes(parameter: Parameter, profile: Profile, engine: EngineKind) -> float:
     """Of one element: DeepSpeed casts to its precision; autocast under FSDP gathers in the computation's type."""
     own = parameter.bytes_per_element
-    if job.engine == "deepspeed":
+    if engine == "deepspeed":
         return min(own, DTYPE_BYTES[profile.request.dtype])
-    if job.engine == "fsdp" and profile.request.autocast:
+    if engine == "fsdp" and profile.request.autocast:
         return min(own, DTYPE_BYTES[profile.request.autocast])
     return own
 
 
 def _sizes(profile: Profile, job: Job) -> _Sizes:
     threshold = job.stage3_param_persistence_threshold if job.engine == "deepspeed" else 0
-    numels = [parameter.numel(job.point.lora_rank) for parameter in profile.parameters]
-    element_bytes = [_engine_bytes(parameter, profile, job) for parameter in profile.parameters]
+    return _sizes_at(profile, job.point.lora_rank, job.engine, threshold)
+
+
+@remembered(identities=1, size=256)
+def _sizes_at(profile: Profile, lora_rank: int, engine: EngineKind, threshold: int) -> _Sizes:
+    numels = [parameter.numel(lora_rank) for parameter in profile.parameters]
+    element_bytes = [_engine_bytes(parameter, profile, engine) for parameter in profile.parameters]
     moved = [index for index, numel in enumerate(numels) if numel > threshold]
     trained = [index for index, parameter in enumerate(profile.parameters) if parameter.is_trained]
     layers: dict[int, float] = {}

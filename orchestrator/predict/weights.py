@@ -1,10 +1,11 @@
 """The model's weights as an engine holds them: cast to its precision, in storage elements, quantised scales apart."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.contract.profile import DTYPE_BYTES, Dtype, Parameter
 from orchestrator.predict.job import Job
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.terms import Terms
 
 _PACKED_BYTES = 2
@@ -12,7 +13,7 @@ _PACKED_BYTES = 2
 shard weights leave others whole (peft docs, accelerate/deepspeed.md and accelerate/fsdp.md)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weight:
     """One weight in an engine. `numel` counts storage elements: four 4-bit weights are one element of 16 bits."""
 
@@ -54,11 +55,25 @@ def weights_of(parameters: Sequence[Parameter], job: Job, precision: Dtype) -> t
     made in float32 stay float32 there. FSDP and a plain loop keep the stored types; FSDP with mixed precision holds
     shards in `master_dtype`, but shards of packed weights as they are.
     """
-    return tuple(_weight(index, parameter, job, precision) for index, parameter in enumerate(parameters))
+    cast_bytes = DTYPE_BYTES[precision] if _casts(job, precision) else None
+    is_sharded = job.engine == "fsdp" or job.zero_stage == 3
+    return _weights(parameters, job.point.lora_rank, cast_bytes, job.quantised_storage == "uint8" and is_sharded)
 
 
-def _weight(index: int, parameter: Parameter, job: Job, precision: Dtype) -> Weight:
-    numel = parameter.numel(job.point.lora_rank)
+@remembered(identities=1, size=256)
+def _weights(
+    parameters: Sequence[Parameter], lora_rank: int, cast_bytes: int | None, keeps_packed_whole: bool
+) -> tuple[Weight, ...]:
+    return tuple(
+        _weight(index, parameter, lora_rank, cast_bytes, keeps_packed_whole)
+        for index, parameter in enumerate(parameters)
+    )
+
+
+def _weight(
+    index: int, parameter: Parameter, lora_rank: int, cast_bytes: int | None, keeps_packed_whole: bool
+) -> Weight:
+    numel = parameter.numel(lora_rank)
     stored_bytes = round(numel * parameter.bytes_per_element)
     scales_bytes = 0
     element_bytes = round(parameter.bytes_per_element)
@@ -66,10 +81,10 @@ def _weight(index: int, parameter: Parameter, job: Job, precision: Dtype) -> Wei
         packed_bytes = -(-numel // 2) if parameter.bytes_per_element < 1 else numel
         scales_bytes = max(stored_bytes - packed_bytes, 0)
         numel, element_bytes = -(-packed_bytes // _PACKED_BYTES), _PACKED_BYTES
-        if job.quantised_storage == "uint8" and (job.engine == "fsdp" or job.zero_stage == 3):
+        if keeps_packed_whole:
             numel, scales_bytes = 0, stored_bytes
-    elif _casts(job, precision):
-        element_bytes = DTYPE_BYTES[precision]
+    elif cast_bytes is not None:
+        element_bytes = cast_bytes
     return Weight(
         index=index,
         numel=numel,
@@ -87,12 +102,14 @@ def _casts(job: Job, precision: Dtype) -> bool:
     return job.engine == "deepspeed" and precision != "fp32" and not built_in_shards
 
 
-def trained(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+@remembered(identities=1, size=256)
+def trained(weights: Sequence[Weight]) -> tuple[Weight, ...]:
     """Those that an optimizer updates."""
     return tuple(weight for weight in weights if weight.is_trained)
 
 
-def frozen(weights: Iterable[Weight]) -> tuple[Weight, ...]:
+@remembered(identities=1, size=256)
+def frozen(weights: Sequence[Weight]) -> tuple[Weight, ...]:
     """Those that stay as they are."""
     return tuple(weight for weight in weights if not weight.is_trained)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract.profile import DTYPE_BYTES, Dtype
 from orchestrator.predict.job import Job
+from orchestrator.predict.memo import remembered
 from orchestrator.predict.optimizer import Updated, state_bytes, step_bytes
 from orchestrator.predict.terms import EngineTerms, Terms, add, greater, largest, total
 from orchestrator.predict.weights import Weight, pinned_bytes, stored_terms, trained, whole_terms
@@ -32,12 +33,14 @@ class Part:
         return sum(weight.numel for weight in self.weights)
 
 
+@remembered(identities=1, size=256)
 def aligned_numel(weights: Sequence[Weight], ranks: int) -> int:
     """Elements of the flat trained weights (:432, `flatten_dense_tensors_aligned`)."""
     step = _ALIGNMENT * ranks
     return -(-sum(weight.numel for weight in trained(weights)) // step) * step
 
 
+@remembered(identities=1, size=256)
 def parts(weights: Sequence[Weight], ranks: int) -> tuple[Part, ...]:
     """Every rank's part (:2559, `get_data_parallel_partitions`; :2579, `get_partition_info`)."""
     size = aligned_numel(weights, ranks) // ranks
@@ -51,6 +54,7 @@ def parts(weights: Sequence[Weight], ranks: int) -> tuple[Part, ...]:
     return tuple(Part(size, tuple(weight for weight, _ in row), tuple(piece for _, piece in row)) for row in held)
 
 
+@remembered(identities=1, size=256)
 def fullest_part(weights: Sequence[Weight], ranks: int) -> int:
     """The rank that keeps the most gradient elements: weights at the edges of its part are kept whole. Of equal ones
     the last, whose gradients are there first."""
