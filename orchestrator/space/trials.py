@@ -50,7 +50,7 @@ class TrialBuilder:
                 sequence_length=spec.data.sequence_length,
                 packing=spec.data.packing,
             ),
-            train=TrainSettings.model_validate(spec.train.model_dump(exclude={"fixed"})),
+            train=TrainSettings.model_validate(spec.train.model_dump(include=set(TrainSettings.model_fields))),
             limits=Limits(
                 device_memory_bytes=spec.limits.device_memory,
                 host_memory_bytes=spec.limits.host_memory,

@@ -27,7 +27,7 @@ def resolve_paths(
         if not isinstance(section, dict) or not isinstance(written, str):
             continue
         order = bases[::-1] if f"{section_name}.{key}" in overridden else bases
-        found = _find(written, order)
+        found = existing_path(written, order)
         if found is not None:
             value[section_name] = {**section, key: str(found)}
         elif key == "path" or written.startswith(("/", ".", "~")):
@@ -38,7 +38,8 @@ def resolve_paths(
     return faults
 
 
-def _find(written: str, bases: Iterable[Path]) -> Path | None:
+def existing_path(written: str, bases: Iterable[Path]) -> Path | None:
+    """The first file or folder `written` under `bases`, absolute; None without one."""
     try:
         path = Path(written).expanduser()
         for base in bases:
@@ -69,7 +70,7 @@ def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list
     for position, metric in enumerate(metrics):
         if metric in metrics[:position]:
             faults.append(places.fault(("objective", position), f"{metric} stands twice; keep one"))
-    faults += _quality_faults(spec, places)
+    faults += _quality_faults(spec, places) + _economy_faults(spec, places)
     return faults + (_search_faults(spec, spec.search, places) if spec.search else [])
 
 
@@ -88,6 +89,21 @@ def _quality_faults(spec: SweepSpec, places: Places) -> list[Fault]:
         if spec.search is None or spec.search.baseline is None:
             text = "compares with the baseline, and there is none; add search.baseline, the configuration in use today"
             faults.append(places.fault(path, text))
+    return faults
+
+
+def _economy_faults(spec: SweepSpec, places: Places) -> list[Fault]:
+    """A sum needs a price; a pass over data of which rows are left out has no length."""
+    faults = []
+    if spec.budget.money is not None and spec.resources.price_per_device_hour is None:
+        text = (
+            "what a device-hour costs is not known; add resources: {price_per_device_hour: 2.50}, "
+            "or the path of a cluster profile that states it"
+        )
+        faults.append(places.fault(("budget", "money"), text))
+    if spec.train.planned_epochs is not None and spec.data.max_rows is not None:
+        text = "data.max_rows leaves rows out, so the length of an epoch is not known; write planned_tokens"
+        faults.append(places.fault(("train", "planned_epochs"), text))
     return faults
 
 

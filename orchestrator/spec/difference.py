@@ -11,16 +11,36 @@ FREE_SECTIONS = frozenset({"name", "description", "budget", "tracking"})
 """Sections that may change when a sweep is resumed: how it is called, how long it may take and where it is shown do
 not change what a trial is or which trials are comparable."""
 
+ECONOMY_WORDS = {
+    "train": {"planned_tokens", "planned_epochs"},
+    "search": {"stop_below_gain"},
+    "resources": {"price_per_device_hour", "currency"},
+}
+"""Words that say what a trial or a gain is worth: beside the budget they decide only when a sweep ends."""
+
 
 def spec_digest(spec: SweepSpec) -> str:
-    """12 hex digits over everything in `spec` but FREE_SECTIONS. Paths count as they are, files' content does not."""
-    return content_hash(spec.model_dump(mode="json", exclude=set(FREE_SECTIONS)))
+    """12 hex digits over everything that may not change on resume. Paths count as they are, files' content does not."""
+    return content_hash(_kept(spec))
+
+
+def ends_alike(old: SweepSpec, new: SweepSpec) -> bool:
+    """Whether two specs of one sweep also agree on when it ends."""
+
+    def rules(spec: SweepSpec) -> JsonValue:
+        return spec.model_dump(mode="json", include={"budget": True, **ECONOMY_WORDS})
+
+    return rules(old) == rules(new)
+
+
+def _kept(spec: SweepSpec) -> dict[str, JsonValue]:
+    return spec.model_dump(mode="json", exclude={**dict.fromkeys(FREE_SECTIONS, True), **ECONOMY_WORDS})
 
 
 def describe_difference(old: SweepSpec, new: SweepSpec) -> list[str]:
-    """What differs between two specs outside of FREE_SECTIONS: one `dotted.key: old -> new` each, by key."""
-    before = dict(_leaves(old.model_dump(mode="json", exclude=set(FREE_SECTIONS)), ""))
-    after = dict(_leaves(new.model_dump(mode="json", exclude=set(FREE_SECTIONS)), ""))
+    """What differs between two specs and may not change on resume: one `dotted.key: old -> new` each, by key."""
+    before = dict(_leaves(_kept(old), ""))
+    after = dict(_leaves(_kept(new), ""))
     return [
         f"{key}: {_told(before.get(key))} -> {_told(after.get(key))}"
         for key in sorted(before.keys() | after.keys())

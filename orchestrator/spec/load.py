@@ -12,6 +12,7 @@ from orchestrator.spec.checks import check_spec, resolve_paths
 from orchestrator.spec.document import read_document
 from orchestrator.spec.overrides import apply_overrides
 from orchestrator.spec.places import Places, spec_error
+from orchestrator.spec.price import resolve_price
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.spec.validation import validate
 
@@ -55,6 +56,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), allow_remote_code: bool
     faults += arranged.faults
     overridden = {override.partition("=")[0].strip() for override in overrides}
     faults += resolve_paths(arranged.value, places, path, overridden)
+    faults += resolve_price(arranged.value, places, path, overridden)
     spec = validate(SweepSpec, arranged.value, places, faults)
     faults = check_spec(spec, places, allow_remote_code)
     if faults:

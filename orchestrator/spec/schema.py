@@ -40,6 +40,8 @@ def spec_schema() -> Schema:
     for name in limits.keys() - {"reject_probability", "eval_loss_within"}:
         limits[name] = _or_text(limits[name], _SIZE)
     budget["time"] = _or_text(budget["time"], _DURATION)
+    resources = _properties(definitions, "ResourcesSection")
+    resources["price_per_device_hour"] = _or_text(resources["price_per_device_hour"], {"type": "string"})
     measure = _properties(definitions, "MeasureSection")
     for name in MeasureSettings.model_fields:
         if name.endswith("_s"):

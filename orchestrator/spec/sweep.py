@@ -1,5 +1,6 @@
 """The sweep spec, version 1: what a user asks for, validated at birth."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ from orchestrator.contract.config import Frozen, Knobs, MeasureSettings, TrainSe
 from orchestrator.contract.units import parse_duration, parse_size
 
 KnobValue = bool | int | float | str | tuple[str, ...]
+DOLLARS = "USD"
+"""The currency of cluster profiles, and of a spec that names none."""
 
 
 def _size(value: Any) -> Any:
@@ -17,6 +20,23 @@ def _size(value: Any) -> Any:
 
 def _duration(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
+
+
+def _currency(value: Any) -> Any:
+    if isinstance(value, str) and not re.fullmatch("[A-Z]{3}", value):
+        raise ValueError(f"{value!r} is not a currency; write its three letters, like USD or EUR")
+    return value
+
+
+def _count_of(unit: str, example: str, other: str) -> BeforeValidator:
+    """Refuses text where a number of `unit` is asked for."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is not a number of {unit}; write {example}, or {other}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _exactly_one(sources: dict[str, object]) -> None:
@@ -67,6 +87,11 @@ class DataSection(Frozen):
         return self
 
 
+STOP_BELOW_GAIN = 0.003
+"""A third of a percent is less than runs of one configuration differ by; `benchmarks/search_factory.py` measures what a
+stop at this figure costs and saves on recorded landscapes."""
+
+
 class Sampler(StrEnum):
     """Who proposes the next candidate: Brimful's own search, a sampler of Optuna, or chance."""
 
@@ -85,12 +110,31 @@ class SearchSection(Frozen):
     baseline: dict[str, KnobValue] | None = None
     paired: tuple[dict[str, KnobValue], ...] = ()
     knobs: dict[str, tuple[KnobValue, ...]] = {}
+    stop_below_gain: float = Field(default=STOP_BELOW_GAIN, ge=0, lt=1)
+    """The sweep ends when no candidate is expected to be faster than the best by more than this share, unless the
+    planned training says what a gain is worth; 0: a small gain never ends it."""
 
 
 class TrainSection(TrainSettings):
-    """Settings that stay the same over the sweep; `fixed` maps each fixed knob to its value."""
+    """Settings that stay the same over the sweep; `fixed` maps each fixed knob to its value.
+
+    The length of the whole training that the user plans, in one of two ways: tokens without padding, or passes over
+    the data. No trial trains for so long.
+    """
 
     fixed: dict[str, KnobValue] = {}
+    planned_tokens: Annotated[
+        int | None, _count_of("tokens", "it like 2e9", "planned_epochs for passes over the data"), Field(gt=0)
+    ] = None
+    planned_epochs: Annotated[
+        float | None, _count_of("passes over the data", "it like 3", "planned_tokens like 2e9"), Field(gt=0)
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainSection":
+        if self.planned_tokens is not None and self.planned_epochs is not None:
+            raise ValueError("planned_tokens and planned_epochs both say how long the training is; keep one")
+        return self
 
 
 class Objective(Frozen):
@@ -123,12 +167,17 @@ class LimitsSection(Frozen):
 
 
 class ResourcesSection(Frozen):
-    """Devices of each trial, and over how many nodes they are spread (None: as few as hold them)."""
+    """Devices of each trial, and over how many nodes they are spread (None: as few as hold them).
+
+    `price_per_device_hour` is in `currency`, which every sum of money of the sweep is in too.
+    """
 
     devices_per_trial: int = Field(default=1, ge=1)
     nodes: int | None = Field(default=None, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_concurrent_trials: int | None = Field(default=None, ge=1)
+    price_per_device_hour: float | None = Field(default=None, gt=0)
+    currency: Annotated[str, BeforeValidator(_currency)] = DOLLARS
 
     @model_validator(mode="after")
     def _nodes_share_alike(self) -> "ResourcesSection":
@@ -160,6 +209,8 @@ class BudgetSection(Frozen):
     trials: int | None = Field(default=None, ge=1)
     time: Seconds | None = None
     device_hours: float | None = Field(default=None, gt=0)
+    money: float | None = Field(default=None, gt=0)
+    """In `resources.currency`, at `resources.price_per_device_hour`."""
 
 
 class TrackingSection(Frozen):

@@ -107,6 +107,15 @@ SECTIONS = [
         "measure: {quality: {train_tokens: 9}}\nlimits: {eval_loss_within: 0.02}",
         "limits.eval_loss_within: compares with the baseline, and there is none; add search.baseline",
     ),
+    (
+        "budget: {money: 5}",
+        "budget.money: what a device-hour costs is not known; add resources: {price_per_device_hour",
+    ),
+    ("budget: {money: 5 USD}", "budget.money: must be a number, not '5 USD'"),
+    ("resources: {price_per_device_hour: 0}", "resources.price_per_device_hour: must be greater than 0, not 0"),
+    ("resources: {price_per_device_hour: my.yaml}", "no cluster profile 'my.yaml'; write a number, or the path of a"),
+    ("resources: {price_per_device_hour: rows.jsonl}", "is no cluster profile: "),
+    ("resources: {price_per_device_hour: 1, currency: $}", "'$' is not a currency; write its three letters, like USD"),
     ("serach: {}", "serach: unknown section; did you mean search?"),
     ("search: {zero_stage: [1]}", "search: this key stands already in line 9; keep one of the two"),
     ("tracking: {enabled: on}", "must be true or false, not the word 'on'"),
@@ -335,3 +344,45 @@ def test_loading_a_spec_imports_no_training_or_service_library() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+CLUSTERS = Path(__file__).parents[2] / "clusters"
+
+
+def test_the_price_may_be_that_of_a_cluster_profile(load: Load) -> None:
+    text = f"budget: {{money: 20}}\nresources: {{price_per_device_hour: {CLUSTERS / '1xh200.yaml'}}}\n"
+    spec = load("", text).spec
+    assert (spec.resources.price_per_device_hour, spec.resources.currency, spec.budget.money) == (4.5, "USD", 20)
+
+
+def test_a_profile_without_a_price_or_of_another_currency_is_refused(faults: Faults) -> None:
+    without = f"resources: {{price_per_device_hour: {CLUSTERS / '1x24gb.yaml'}}}\n"
+    assert "states no price_per_device_hour; add it there, or write a number here" in faults("", without)[0]
+    other = (f"resources.price_per_device_hour={CLUSTERS / '1xh200.yaml'}", "resources.currency=EUR")
+    assert "is in USD, resources.currency is EUR; write the price as a number" in faults("", "", other)[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["train.planned_tokens=2B"],
+            "'2B' is not a number of tokens; write it like 2e9, or planned_epochs for passes",
+        ),
+        (["train.planned_epochs=3 days"], "'3 days' is not a number of passes over the data; write it like 3, or"),
+        (["train.planned_tokens=0"], "must be greater than 0, not 0"),
+        (["train.planned_tokens=5", "train.planned_epochs=1"], "both say how long the training is; keep one"),
+        (["data.max_rows=5", "train.planned_epochs=1"], "data.max_rows leaves rows out, so the length of an epoch"),
+        (["search.stop_below_gain=0.3%"], "search.stop_below_gain=0.3%: must be a number, not '0.3%'"),
+        (["search.stop_below_gain=1"], "must be less than 1, not 1"),
+    ],
+)
+def test_a_wrong_plan_or_stop_gives_its_mend(faults: Faults, overrides: list[str], message: str) -> None:
+    lines = faults("", "", tuple(overrides))
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_a_planned_length_is_a_count(load: Load) -> None:
+    assert load(overrides=("train.planned_tokens=2e9",)).spec.train.planned_tokens == 2_000_000_000
+    assert load(overrides=("train.planned_epochs=1.5",)).spec.train.planned_epochs == 1.5
