@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 Knobs = Mapping[str, str | int]
 Floats = NDArray[np.float64]
 
-MEASURED = ("feasible", "oom_kind", "tokens_per_s", "peak_gib", "host_gib")
 PRIOR = ("prior_tokens_per_s", "prior_peak_gib", "prior_host_gib")
 
 
@@ -73,12 +72,29 @@ class Landscape:
         return float(self.tokens_per_s[self.feasible].max())
 
 
-def _value(text: str) -> str | int:
-    return int(text) if text.lstrip("-").isdigit() else text
+def landscape(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Landscape:
+    """The table of `rows`, whose cells may be numbers, texts, or None and "" for what is not known.
+
+    Raises KeyError without a column, ValueError where a number is none."""
+    knobs = tuple(facts["knobs"])
+    return Landscape(
+        facts=facts,
+        candidates=tuple({name: _value(row[name]) for name in knobs} for row in rows),
+        feasible=np.array([int(row["feasible"]) == 1 for row in rows]),
+        oom_kinds=tuple(row["oom_kind"] for row in rows),
+        tokens_per_s=_numbers(rows, "tokens_per_s"),
+        peak_gib=_numbers(rows, "peak_gib"),
+        host_gib=_numbers(rows, "host_gib"),
+        prior={name.removeprefix("prior_"): _numbers(rows, name) for name in PRIOR},
+    )
 
 
-def _numbers(rows: Sequence[Mapping[str, str]], name: str) -> Floats:
-    return np.array([float(row[name] or "nan") for row in rows])
+def _value(cell: str | int) -> str | int:
+    return int(cell) if isinstance(cell, str) and cell.isdigit() else cell
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    return np.array([float("nan") if row[name] in ("", None) else float(row[name]) for row in rows])
 
 
 def read_landscape(path: Path) -> Landscape:
@@ -86,23 +102,14 @@ def read_landscape(path: Path) -> Landscape:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        facts = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        knobs = tuple(facts["knobs"])
-        missing = [name for name in (*knobs, *MEASURED, *PRIOR) if not rows or name not in rows[0]]
-        if missing:
-            raise UnreadableLandscape(f"{path}: has no rows, or lacks columns: {', '.join(missing)}")
-        return Landscape(
-            facts=facts,
-            candidates=tuple({name: _value(row[name]) for name in knobs} for row in rows),
-            feasible=np.array([row["feasible"] == "1" for row in rows]),
-            oom_kinds=tuple(row["oom_kind"] for row in rows),
-            tokens_per_s=_numbers(rows, "tokens_per_s"),
-            peak_gib=_numbers(rows, "peak_gib"),
-            host_gib=_numbers(rows, "host_gib"),
-            prior={name.removeprefix("prior_"): _numbers(rows, name) for name in PRIOR},
-        )
-    except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError) as error:
+        found = landscape(json.loads(path.with_suffix(".json").read_text(encoding="utf-8")), rows)
+    except KeyError as missing:
+        raise UnreadableLandscape(f"{path}: cannot be read as a landscape: it lacks {missing}") from missing
+    except (OSError, ValueError, csv.Error) as error:
         raise UnreadableLandscape(f"{path}: cannot be read as a landscape: {error}") from error
+    if not found.feasible.any():
+        raise UnreadableLandscape(f"{path}: no configuration in it has run")
+    return found
 
 
 def write_landscape(folder: Path, facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Path:

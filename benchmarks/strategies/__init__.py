@@ -1,0 +1,1 @@
+"""Search strategies, Brimful's and others', played on landscapes: how many launches does each need?"""
