@@ -111,7 +111,8 @@ def export_trial(name: str, home: Path, trial: int | None, folder: Path | None, 
                 f"no trial of {name} fits; name one that ran with --trial, `brimful trials {name}` lists them"
             )
         trial = summary.best.trial
-    measured = measured_trial(summary.sweep, ledger.read_trial(trial), summary.facts, BRIMFUL_VERSION)
+    record, records = ledger.read_trial(trial), ledger.read_trials()
+    measured = measured_trial(summary.sweep, record, records, summary.facts, BRIMFUL_VERSION)
     target = folder if folder is not None else Path(f"{name}-trial-{trial}")
     files = write_export(measured, target, force)
     output.document({"trial": trial, "folder": str(target), "files": [str(file) for file in files]})

@@ -74,7 +74,7 @@ def _export(ledger: Ledger, summary: Summary) -> Path | None:
     if summary.best is None:
         return None
     record = ledger.read_trial(summary.best.trial)
-    trial = measured_trial(summary.sweep, record, summary.facts, BRIMFUL_VERSION)
+    trial = measured_trial(summary.sweep, record, ledger.read_trials(), summary.facts, BRIMFUL_VERSION)
     folder = ledger.folder / EXPORT_FOLDER
     write_export(trial, folder, force=True)
     return folder

@@ -11,6 +11,7 @@ from orchestrator.contract.outcome import (
     Crashed,
     Diverged,
     Hang,
+    Health,
     Infra,
     Invalid,
     LostNode,
@@ -25,6 +26,7 @@ from orchestrator.contract.outcome import (
 )
 from orchestrator.contract.record import SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.search.reported import Reported, thrashes
 
 _LEAST_ODDS = 0.001
 TrialState = Literal["waiting", "running", "interrupted", "done"]
@@ -39,7 +41,7 @@ class TrialRow(Frozen):
     is_baseline: bool
     state: TrialState
     attempt: int
-    """Launches so far; 0 before the first."""
+    """Launches so far, those of the confirmation included; 0 before the first."""
     config: dict[str, JsonValue]
     """Every knob by name; None where it has no effect beside the others."""
     outcome: dict[str, JsonValue] | None
@@ -47,8 +49,21 @@ class TrialRow(Frozen):
     summary: str
     """The outcome in a few words."""
     tokens_per_second: float | None = None
+    """Of the confirmation's runs when there are any, else of the search; the interval likewise."""
     tokens_per_second_low: float | None = None
     tokens_per_second_high: float | None = None
+    search_tokens_per_second: float | None = None
+    """What the search measured."""
+    confirmation_runs: int = 0
+    """Runs of the confirmation that came to their end."""
+    is_confirming: bool = False
+    """The trial is being measured again now."""
+    failed_confirmation: bool = False
+    """It ran in the search and failed when it was measured again: `outcome` tells how."""
+    is_thrashing: bool = False
+    """The allocator found memory only after it had given its cache back, so the speed hangs on luck."""
+    raced_out: bool = False
+    """Measuring ended early, since the trial was surely slower than the best before it."""
     peak_memory_bytes: int | None = None
     peak_resident_bytes: int | None = None
     limit_bytes: int | None = None
@@ -76,10 +91,10 @@ class TrialRow(Frozen):
     node: str | None = None
 
 
-def trial_row(record: TrialRecord, sweep_state: SweepState) -> TrialRow:
-    """The row of `record`, seen while its sweep is in `sweep_state`."""
+def trial_row(record: TrialRecord, sweep_state: SweepState, figures: Reported | None) -> TrialRow:
+    """The row of `record`, seen while its sweep is in `sweep_state`. `figures`: what is reported of one that ran."""
     last = record.attempts[-1] if record.attempts else None
-    measurement = record.measurement
+    standing, has_failed = record.standing, record.standing is not record.outcome
     limit_bytes = _limit_bytes(record)
     row = TrialRow(
         trial=record.trial,
@@ -87,31 +102,40 @@ def trial_row(record: TrialRecord, sweep_state: SweepState) -> TrialRow:
         label=record.label,
         is_baseline=record.is_baseline,
         state=_state(record, sweep_state),
-        attempt=last.attempt if last and not isinstance(record.outcome, Rejected) else 0,
+        attempt=last.attempt if last and not isinstance(standing, Rejected) else 0,
         config=record.config.knobs.model_dump(mode="json"),
-        outcome=_outcome_json(record.outcome),
-        summary=describe(record.outcome) if record.outcome is not None else "",
+        outcome=_outcome_json(standing),
+        summary="" if standing is None else f"{describe(standing)}{', when measured again' if has_failed else ''}",
         limit_bytes=limit_bytes,
-        needed_bytes=record.outcome.needed_bytes if isinstance(record.outcome, OomDevice) else None,
+        needed_bytes=standing.needed_bytes if isinstance(standing, OomDevice) else None,
         shortfall_bytes=_shortfall_bytes(record, limit_bytes),
-        mfu=record.mfu,
-        hfu=record.hfu,
+        is_confirming=record.running in record.confirmations and sweep_state is SweepState.RUNNING,
+        failed_confirmation=has_failed,
         launch_overhead_s=last.launch_overhead_s if last else None,
         world_size=record.config.world_size,
         gradient_accumulation=record.config.gradient_accumulation,
         node=last.node if last else None,
     )
-    if measurement is None:
+    measurement = record.measurement
+    if measurement is None or figures is None:
+        return row
+    row = row.model_copy(update={"search_tokens_per_second": measurement.tokens_per_second})
+    if not isinstance(standing, Ok | OverLimit):
         return row
     return row.model_copy(
         update={
-            "tokens_per_second": measurement.tokens_per_second,
-            "tokens_per_second_low": measurement.tokens_per_second_low,
-            "tokens_per_second_high": measurement.tokens_per_second_high,
-            "peak_memory_bytes": measurement.peak_memory_bytes,
-            "peak_resident_bytes": measurement.peak_resident_bytes,
+            "tokens_per_second": figures.tokens_per_second,
+            "tokens_per_second_low": figures.tokens_per_second_low,
+            "tokens_per_second_high": figures.tokens_per_second_high,
+            "confirmation_runs": figures.runs,
+            "is_thrashing": thrashes(record),
+            "raced_out": measurement.raced_out,
+            "peak_memory_bytes": figures.peak_memory_bytes,
+            "peak_resident_bytes": figures.peak_resident_bytes,
             "padding_fraction": measurement.padding_fraction,
-            "step_s": measurement.measured_s / measurement.measured_steps,
+            "step_s": figures.mean_step_s,
+            "mfu": figures.mfu,
+            "hfu": figures.hfu,
             "eval_loss": measurement.eval_loss,
             "trained_tokens": measurement.trained_tokens,
             "reaches_sequence_length": measurement.reaches_sequence_length,
@@ -122,8 +146,9 @@ def trial_row(record: TrialRecord, sweep_state: SweepState) -> TrialRow:
 def describe(outcome: Outcome) -> str:
     """`outcome` in a few words, its phase and its main number included."""
     match outcome:
-        case Ok(health=health):
-            return "ok" if health == "good" else f"ok, {health}"
+        case Ok(health=health, measurement=measurement):
+            early = ", ended early: slower than the best" if measurement.raced_out else ""
+            return f"ok{early}" if health is Health.GOOD else f"ok, {health}{early}"
         case OverLimit():
             return "ran, but leaves too little headroom"
         case OomDevice(phase=phase, requested_bytes=requested_bytes):
@@ -186,8 +211,8 @@ def _outcome_json(outcome: Outcome | None) -> dict[str, JsonValue] | None:
 def _limit_bytes(record: TrialRecord) -> int | None:
     if record.measurement is not None and record.measurement.limit_bytes is not None:
         return record.measurement.limit_bytes
-    if isinstance(record.outcome, OomDevice) and record.outcome.limit_bytes is not None:
-        return record.outcome.limit_bytes
+    if isinstance(record.standing, OomDevice) and record.standing.limit_bytes is not None:
+        return record.standing.limit_bytes
     return record.config.limits.device_memory_bytes
 
 
@@ -195,7 +220,7 @@ def _shortfall_bytes(record: TrialRecord, limit_bytes: int | None) -> int | None
     """None for a trial that fits, and where the sizes are not known."""
     if limit_bytes is None:
         return None
-    match record.outcome:
+    match record.standing:
         case OverLimit(measurement=measurement):
             return measurement.peak_memory_bytes + record.config.limits.headroom_bytes - limit_bytes
         case OomDevice(needed_bytes=int(needed_bytes)):

@@ -9,6 +9,7 @@ from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.report.rows import TrialRow, trial_row
 from orchestrator.search import ranking
 from orchestrator.search.quality import lossy
+from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import LimitsSection, Objective
 
 OOM_KINDS = frozenset({"oom_device", "oom_host", "over_limit"})
@@ -24,7 +25,7 @@ class BestRow(TrialRow):
     baseline_speedup: float | None = None
     """Winner's tokens/s over the baseline's; None when no baseline was given or it has no speed."""
     not_distinguishable: tuple[int, ...] = ()
-    """Trials whose 95 % interval of tokens/s overlaps the winner's."""
+    """Trials whose 95 % interval of tokens/s overlaps the winner's, all of them confirmed like it, or none."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Summary:
         return tuple(sorted(misses, key=lambda row: row.shortfall_bytes or 0))
 
     @property
+    def is_speed_first(self) -> bool:
+        """Whether tokens/s are the first objective."""
+        return self.objectives[0].metric == "tokens_per_second"
+
+    @property
     def winner_text(self) -> str:
         """The winner and its gain in one sentence."""
         if self.best is None and self.ranked:
@@ -110,19 +116,25 @@ class Summary:
 def summarize(sweep: SweepRecord, trials: Sequence[TrialRecord], facts: Facts | None) -> Summary:
     """Everything that a report says about `trials` of `sweep`."""
     objectives = _objectives(sweep)
-    rows = {record.trial: trial_row(record, sweep.state) for record in sorted(trials, key=lambda each: each.trial)}
+    figures = reported(trials)
+    rows = {
+        record.trial: trial_row(record, sweep.state, figures.get(record.trial))
+        for record in sorted(trials, key=lambda each: each.trial)
+    }
     within = _eval_loss_within(sweep)
     ranked = ranking.ranked(objectives, trials, within)
     baseline = next((record for record in trials if record.is_baseline), None)
     rows |= _against_loss(rows, baseline, lossy(within, trials))
     may_win = bool(ranked) and not rows[ranked[0].trial].cannot_win
+    alike = ranking.tied(objectives, trials, ranked[0]) if may_win else set()
+    ties = tuple(each.trial for each in ranked if each.trial in alike and not rows[each.trial].cannot_win)
     return Summary(
         sweep=sweep,
         facts=facts,
         objectives=objectives,
         rows=tuple(rows.values()),
         ranked=tuple(rows[record.trial] for record in ranked),
-        best=_best_row(objectives, ranked, baseline, rows) if may_win else None,
+        best=_best_row(rows[ranked[0].trial], ties, rows[baseline.trial] if baseline else None) if may_win else None,
         baseline=rows[baseline.trial] if baseline else None,
         pareto=tuple(record.trial for record in ranking.pareto_front(objectives, trials, within))
         if len(objectives) > 1
@@ -162,26 +174,10 @@ def _objectives(sweep: SweepRecord) -> tuple[Objective, ...]:
 
 
 def _best_row(
-    objectives: Sequence[Objective],
-    ranked: Sequence[TrialRecord],
-    baseline: TrialRecord | None,
-    rows: dict[int, TrialRow],
+    winner: TrialRow,
+    ties: tuple[int, ...],
+    baseline: TrialRow | None,
 ) -> BestRow:
-    winner = rows[ranked[0].trial]
-    is_speed = objectives[0].metric == "tokens_per_second"
-    rivals = (rows[record.trial] for record in ranked[1:] if not rows[record.trial].cannot_win)
-    ties = tuple(row.trial for row in rivals if is_speed and overlaps(winner, row))
-    speedup = ranking.speedup(ranked[0], baseline) if baseline is not None else None
-    return BestRow(**dict(winner), baseline_speedup=speedup, not_distinguishable=ties)
-
-
-def overlaps(one: TrialRow, other: TrialRow) -> bool:
-    """Whether the 95 % intervals of tokens/s overlap, so that neither can be called faster."""
-    if one.tokens_per_second_low is None or one.tokens_per_second_high is None:
-        return False
-    if other.tokens_per_second_low is None or other.tokens_per_second_high is None:
-        return False
-    return (
-        one.tokens_per_second_low <= other.tokens_per_second_high
-        and other.tokens_per_second_low <= one.tokens_per_second_high
-    )
+    speed = winner.tokens_per_second
+    slow = baseline.tokens_per_second if baseline is not None else None
+    return BestRow(**dict(winner), baseline_speedup=speed / slow if speed and slow else None, not_distinguishable=ties)

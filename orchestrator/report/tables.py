@@ -8,12 +8,18 @@ from pydantic import JsonValue
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepState
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.report.confirmed import (
+    CONFIRM_COLUMNS,
+    confirm_cells,
+    confirm_headline,
+    confirm_notes,
+    has_confirmations,
+)
 from orchestrator.report.quality import EVAL_COLUMNS, has_losses, loss_cell, loss_headline, loss_note
 from orchestrator.report.rows import TrialRow, odds
 from orchestrator.report.summary import OOM_KINDS, Summary
 
 NOTHING = "-"
-_SHOWN_TIES = 5
 FITTING_COLUMNS = (
     "trial",
     "configuration",
@@ -27,7 +33,7 @@ FITTING_COLUMNS = (
     "padding",
     "resident",
 )
-DETAIL_COLUMNS = frozenset({"HFU", "padding", "resident"})
+DETAIL_COLUMNS = frozenset({"HFU", "padding", "resident", *CONFIRM_COLUMNS})
 """Columns that a narrow rendering may leave out."""
 
 
@@ -47,10 +53,17 @@ def fitting_table(summary: Summary, limit: int | None = None) -> Table:
     title = f"{summary.fit} of {len(summary.ended)} trials fit"
     if len(shown) < summary.fit:
         title += f"; the best {len(shown)}"
-    if not has_losses(summary):
-        return Table(title, FITTING_COLUMNS, tuple(_fitting_row(row, summary) for row in shown))
-    cells = ((*_fitting_row(row, summary), loss_cell(row) or NOTHING, row.cannot_win or NOTHING) for row in shown)
-    return Table(title, (*FITTING_COLUMNS, *EVAL_COLUMNS), tuple(cells))
+    columns: tuple[str, ...] = FITTING_COLUMNS
+    cells = [_fitting_row(row, summary) for row in shown]
+    if has_confirmations(summary):
+        columns = (*columns, *CONFIRM_COLUMNS)
+        again = ((each or NOTHING for each in confirm_cells(row)) for row in shown)
+        cells = [(*cell, *more) for cell, more in zip(cells, again, strict=True)]
+    if has_losses(summary):
+        columns = (*columns, *EVAL_COLUMNS)
+        lost = ((loss_cell(row) or NOTHING, row.cannot_win or NOTHING) for row in shown)
+        cells = [(*cell, *more) for cell, more in zip(cells, lost, strict=True)]
+    return Table(title, columns, tuple(cells))
 
 
 def _fitting_row(row: TrialRow, summary: Summary) -> tuple[str, ...]:
@@ -141,22 +154,21 @@ def tables(summary: Summary) -> tuple[Table, ...]:
 
 
 def trial_name(row: TrialRow, summary: Summary) -> str:
-    """The trial's number, marked when it is the baseline (b), tied with the best (=) or on the Pareto front (*)."""
+    """The trial's number, marked: the baseline (b), tied with the best (=), on the Pareto front (*), thrashing (!)."""
     marks = "b" if row.is_baseline else ""
     if summary.best is not None and row.trial in summary.best.not_distinguishable:
         marks += "="
     if row.trial in summary.pareto:
         marks += "*"
+    if row.is_thrashing:
+        marks += "!"
     return f"{row.trial} {marks}".strip()
 
 
 def headline(summary: Summary) -> tuple[str, ...]:
     """The result in a few sentences."""
     lines = [summary.winner_text]
-    if summary.best is not None and summary.best.not_distinguishable:
-        lines.append(
-            f"Not distinguishable from it (95 % intervals overlap): {_trials(summary.best.not_distinguishable)}."
-        )
+    lines += confirm_headline(summary)
     if summary.best is not None and summary.best.reaches_sequence_length is False:
         lines.append("No row of the data is as long as sequence_length, so rows of that length were not tried.")
     lines += loss_headline(summary)
@@ -172,14 +184,6 @@ def _rejected_line(count: int) -> str:
     return f"{those} predicted not to fit and not launched; limits.reject_probability says how sure that has to be."
 
 
-def _trials(numbers: tuple[int, ...]) -> str:
-    if len(numbers) == 1:
-        return f"trial {numbers[0]}"
-    shown = ", ".join(str(number) for number in numbers[:_SHOWN_TIES])
-    more = f" and {len(numbers) - _SHOWN_TIES} more" if len(numbers) > _SHOWN_TIES else ""
-    return f"trials {shown}{more}"
-
-
 def notes(summary: Summary) -> tuple[str, ...]:
     """What the numbers mean and where they come from."""
     marks = ["b: the baseline"]
@@ -187,12 +191,15 @@ def notes(summary: Summary) -> tuple[str, ...]:
         marks.append("=: not distinguishable from the best, the 95 % intervals of tokens/s overlap")
     if summary.pareto:
         marks.append("*: no other trial is better in every objective")
+    if any(row.is_thrashing for row in summary.rows):
+        marks.append("!: thrashing, an allocation of a step found memory only after all cached blocks were given back")
     lines = [
         "tokens/s: tokens without padding, all ranks together, per second of measured steps; "
         "95 % is the half width of its confidence interval; padding is the share of padding in all computed tokens.",
     ]
     if summary.baseline is not None or len(marks) > 1:
         lines.insert(0, "Marks: " + "; ".join(marks if summary.baseline is not None else marks[1:]) + ".")
+    lines += confirm_notes(summary)
     lines += loss_note(summary)
     if summary.facts is not None:
         lines += _machine_notes(summary.facts)

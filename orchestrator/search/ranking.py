@@ -139,12 +139,14 @@ def pareto_front(
     return [each.record for each in sorted(scored, key=_order) if fronts[each.record.trial] == 0]
 
 
-def tied(objectives: Sequence[Objective], order: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials that cannot be told from the first of `order` (95 % intervals overlap), both of them confirmed or neither;
-    none where tokens/s are not the first objective."""
-    scored = _scored(objectives, order) if order and objectives[0].metric == "tokens_per_second" else []
-    by_trial = {each.record.trial: each for each in scored}
-    return [record for record in order[1:] if _ties(by_trial[order[0].trial], by_trial[record.trial])]
+def tied(objectives: Sequence[Objective], records: Iterable[TrialRecord], winner: TrialRecord) -> set[int]:
+    """Numbers of the feasible trials that cannot be told from `winner` (95 % intervals of tokens/s overlap), confirmed
+    as it is or not; none where tokens/s are not the first objective."""
+    scored = _scored(objectives, records) if objectives[0].metric == "tokens_per_second" else []
+    others = [each for each in scored if each.record.trial != winner.trial]
+    return {
+        each.record.trial for one in scored if one.record.trial == winner.trial for each in others if _ties(one, each)
+    }
 
 
 def speedup(record: TrialRecord, baseline: TrialRecord) -> float | None:

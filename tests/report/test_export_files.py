@@ -77,7 +77,7 @@ def exported(rows: str = "/data/rows", world_size: int = 1, **knobs: object) -> 
     record = TrialRecord(trial=4, candidate="c0ffee", label="a label", config=content, attempts=(attempt,))
     facts = make_facts()
     data = facts.data.model_copy(update={"directory": content.data.directory})
-    return measured_trial(make_sweep(), record, facts.model_copy(update={"data": data}), "0.1.0")
+    return measured_trial(make_sweep(), record, [record], facts.model_copy(update={"data": data}), "0.1.0")
 
 
 TINY_LLAMA = {
@@ -222,4 +222,4 @@ def test_a_trial_without_numbers_cannot_be_exported() -> None:
     attempt = AttemptRecord(attempt=1, token="t", dispatched_s=1.0, outcome=crash)
     record = TrialRecord(trial=2, candidate="c", label="l", config=config(), attempts=(attempt,))
     with pytest.raises(UsageError, match="did not run to its end"):
-        measured_trial(make_sweep(), record, None, "0.1.0")
+        measured_trial(make_sweep(), record, [record], None, "0.1.0")

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -39,6 +40,7 @@ def _measured(trial: MeasuredTrial) -> dict[str, JsonValue]:
         "candidate": trial.record.candidate,
         "label": trial.record.label,
         "versions": dict(trial.versions),
+        "reported": asdict(trial.figures),
         "measurement": trial.measurement.model_dump(mode="json"),
     }
 

@@ -1,5 +1,6 @@
 """The trial that an export reproduces, and what its ranks really ran with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, JsonValue
@@ -10,6 +11,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.contract.units import format_bytes
+from orchestrator.search.reported import Reported, reported
 
 
 class Resolved(BaseModel):
@@ -30,6 +32,8 @@ class MeasuredTrial:
     sweep: SweepRecord
     record: TrialRecord
     measurement: Measurement
+    figures: Reported
+    """What is reported of the trial: of its confirmation where it has one."""
     resolved: Resolved
     versions: dict[str, str]
     rows: str
@@ -42,15 +46,16 @@ class MeasuredTrial:
 
     def header(self) -> list[str]:
         """Where the files come from and what was measured, a line each."""
-        measurement, config = self.measurement, self.config
+        measurement, config, figures = self.measurement, self.config, self.figures
+        again = f", in {figures.runs} runs after the search" if figures.runs else ""
         limit = "" if measurement.limit_bytes is None else f" of {format_bytes(measurement.limit_bytes)} allowed"
         versions = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
         return [
             f"Exported by brimful {self.versions.get('brimful', '')}: sweep {self.sweep.name} ({self.sweep.sweep_id}),"
             f" trial {self.record.trial} ({self.record.label}), candidate {self.record.candidate}.",
-            f"Measured {measurement.tokens_per_second:,.4g} tokens/s without padding"
-            f" (95 % interval {measurement.tokens_per_second_low:,.4g} to {measurement.tokens_per_second_high:,.4g})"
-            f" and a peak of {format_bytes(measurement.peak_memory_bytes)}{limit} per rank"
+            f"Measured {figures.tokens_per_second:,.4g} tokens/s without padding"
+            f" (95 % interval {figures.tokens_per_second_low:,.4g} to {figures.tokens_per_second_high:,.4g}{again})"
+            f" and a peak of {format_bytes(figures.peak_memory_bytes)}{limit} per rank"
             f" on {config.world_size} x {measurement.device_name}.",
             *self._eval_loss(),
             f"Global batch {config.train.global_batch} = micro-batch {config.knobs.micro_batch}"
@@ -68,8 +73,10 @@ class MeasuredTrial:
         ]
 
 
-def measured_trial(sweep: SweepRecord, record: TrialRecord, facts: Facts | None, brimful_version: str) -> MeasuredTrial:
-    """`record` ready for export. Raises UsageError when it did not run to its end."""
+def measured_trial(
+    sweep: SweepRecord, record: TrialRecord, records: Sequence[TrialRecord], facts: Facts | None, brimful_version: str
+) -> MeasuredTrial:
+    """`record`, one of the sweep's `records`, ready for export. Raises UsageError when it did not run to its end."""
     if record.measurement is None:
         raise UsageError(
             f"trial {record.trial} of {sweep.name} did not run to its end, so there is nothing measured to export; "
@@ -82,6 +89,7 @@ def measured_trial(sweep: SweepRecord, record: TrialRecord, facts: Facts | None,
         sweep=sweep,
         record=record,
         measurement=record.measurement,
+        figures=reported(records)[record.trial],
         resolved=Resolved.model_validate(record.measurement.resolved),
         versions={**(facts.versions if facts else {}), "brimful": brimful_version},
     )
