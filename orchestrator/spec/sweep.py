@@ -123,12 +123,13 @@ class TrainSection(TrainSettings):
     """
 
     fixed: dict[str, KnobValue] = {}
-    planned_tokens: Annotated[
-        int | None, _count_of("tokens", "it like 2e9", "planned_epochs for passes over the data"), Field(gt=0)
-    ] = None
-    planned_epochs: Annotated[
-        float | None, _count_of("passes over the data", "it like 3", "planned_tokens like 2e9"), Field(gt=0)
-    ] = None
+    planned_tokens: (
+        Annotated[int, _count_of("tokens", "it like 2e9", "planned_epochs for passes over the data"), Field(gt=0)]
+        | None
+    ) = None
+    planned_epochs: (
+        Annotated[float, _count_of("passes over the data", "it like 3", "planned_tokens like 2e9"), Field(gt=0)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainSection":
