@@ -59,6 +59,8 @@ class TrialRecord(Frozen):
     label: str
     is_baseline: bool = False
     config: TrialConfig
+    expected_gain: float | None = None
+    """What the strategy expected of it before the first launch, as a share of the best so far; None when unknown."""
     attempts: tuple[AttemptRecord, ...] = ()
     mfu: float | None = None
     hfu: float | None = None
@@ -127,8 +129,10 @@ class SweepRecord(Frozen):
     """Driver time over all sessions, for the time budget."""
     pool: str = "ray"
     candidates: int = 0
+    planned_tokens: int | None = None
+    """Tokens without padding of the whole training that the spec plans."""
     reason: str = ""
-    """Why it ended: budget used, space exhausted, stopped, or the error that every trial met."""
+    """Why it ended: budget used, space exhausted, no gain left, stopped, or the error that every trial met."""
     exit_code: int | None = None
     """Exit code of the command whose session ended last; None while one runs or when its driver vanished."""
     mlflow_run_id: str | None = None

@@ -46,3 +46,13 @@ def format_duration(duration_s: float) -> str:
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+def format_money(amount: float, currency: str) -> str:
+    """`amount` as people say it: `12.40 USD`, `0.0031 USD`."""
+    return f"{amount:,.2f} {currency}" if abs(amount) >= 1 else f"{amount:.2g} {currency}"
+
+
+def format_hours(device_hours: float) -> str:
+    """`device_hours` with two digits at least: `1,240`, `12.3`, `0.0042`."""
+    return f"{device_hours:,.0f}" if abs(device_hours) >= 100 else f"{device_hours:.3g}"

@@ -11,14 +11,16 @@ from orchestrator.contract.errors import BrimfulError, StateError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Measurement, Outcome
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
+from orchestrator.search.cost import price_of
 from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate
-from orchestrator.spec.sweep import SweepSpec
+from orchestrator.spec.sweep import STOP_BELOW_GAIN, SweepSpec
 from orchestrator.sweep import ports, state
 from orchestrator.sweep.confirmation import next_confirmation
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.racing import tokens_per_second_to_beat
 from orchestrator.sweep.state import Efficiency, StopCause, SweepMachine
+from orchestrator.sweep.stopping import Worth
 
 WAIT_S = 0.5
 """The longest that a stop request or a signal goes unseen."""
@@ -98,6 +100,12 @@ class _Driver:
             started_s=self._started_s,
             elapsed_before_s=self._elapsed_before_s,
             max_concurrent_trials=spec.resources.max_concurrent_trials,
+            worth=Worth(
+                price=price_of(spec.resources),
+                stop_below_gain=spec.search.stop_below_gain if spec.search is not None else STOP_BELOW_GAIN,
+                planned_tokens=self._sweep.planned_tokens,
+                eval_loss_within=spec.limits.eval_loss_within,
+            ),
             to_beat=partial(tokens_per_second_to_beat, spec),
             confirm=self._confirmation_due,
         )
@@ -193,9 +201,11 @@ class _Driver:
                 self._finish = action
 
     def _proposed(self) -> state.Proposed:
-        candidate, gate = self._services.strategy.ask(), self._services.gate
+        strategy, gate = self._services.strategy, self._services.gate
+        candidate = strategy.ask()
+        gain = strategy.expected_gain()
         rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
-        return state.Proposed(candidate, time.time(), rejected)
+        return state.Proposed(candidate, time.time(), rejected, gain)
 
     def _confirmation_due(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         spec = self._spec

@@ -5,7 +5,7 @@ The loop carries every action out before it brings the next event, and in the or
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, assert_never
 
@@ -28,11 +28,11 @@ from orchestrator.contract.outcome import (
     Rejected,
 )
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, TrialRecord
-from orchestrator.contract.units import format_duration
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection
 from orchestrator.sweep.failure import FailureTally
 from orchestrator.sweep.ports import Ended
+from orchestrator.sweep.stopping import Worth, budget_used_up, fastest_tokens_per_second, no_gain_left
 
 FAILURES_IN_A_ROW = 3
 """A sweep whose first trials all fail with one and the same error ends after this many."""
@@ -56,11 +56,15 @@ class Tick:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The strategy's answer to `Ask`: None when the space is exhausted. `rejected`: why it is not launched."""
+    """The strategy's answer to `Ask`: None when the space is exhausted. `rejected`: why it is not launched.
+
+    `expected_gain`: see `ports.Strategy.expected_gain`.
+    """
 
     candidate: Candidate | None
     now_s: float
     rejected: Rejected | None = None
+    expected_gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ class Setting:
     elapsed_before_s: float = 0.0
     """Driver time of earlier sessions."""
     max_concurrent_trials: int | None = None
+    worth: Worth = field(default_factory=Worth)
     to_beat: Callable[[TrialRecord, Iterable[TrialRecord]], float | None] = lambda record, records: None
     """Tokens/s below which a trial is not worth measuring any longer, from all trials."""
     confirm: Callable[[Sequence[TrialRecord]], TrialRecord | None] = lambda records: None
@@ -163,6 +168,15 @@ def is_final(record: TrialRecord) -> bool:
     return alike > MAX_RETRIES
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A trial that was not worth its launch, and why, while the fastest was at `than_tokens_per_second`."""
+
+    record: TrialRecord
+    reason: str
+    than_tokens_per_second: float | None
+
+
 class SweepMachine:
     """Where the sweep stands. `handle` takes one event and returns what has to be done.
 
@@ -176,6 +190,7 @@ class SweepMachine:
         self._running: dict[str, int] = {}
         self._waiting: deque[int] = deque()
         self._exhausted = False
+        self._held: _Held | None = None
         self._stop: StopCause | None = None
         self._failure: str | None = None
         self._tally = FailureTally()
@@ -232,7 +247,7 @@ class SweepMachine:
     def _wants_more(self, now_s: float) -> bool:
         if self.is_ending or self._time_used_up(now_s):
             return False
-        return bool(self._waiting) or not (self._exhausted or self._trials_used_up())
+        return bool(self._waiting) or not (self._exhausted or self._held or self._trials_used_up())
 
     def _proposed(self, proposed: Proposed) -> list[Action]:
         candidate = proposed.candidate
@@ -245,10 +260,23 @@ class SweepMachine:
             label=candidate.label,
             is_baseline=candidate.is_baseline,
             config=candidate.config,
+            expected_gain=proposed.expected_gain,
         )
         if proposed.rejected is not None:
             return self._reject(record, proposed.rejected, proposed.now_s)
+        reason = "" if candidate.is_baseline else no_gain_left(self._setting.worth, self.records, record.expected_gain)
+        if reason:
+            self._held = _Held(record, reason, self._fastest())
+            return []
         return [self._launch(record, proposed.now_s)]
+
+    def _reconsider(self) -> None:
+        """Where what still ran was faster than all before, the held trial is launched and the search goes on."""
+        if self._held is None or self._fastest() == self._held.than_tokens_per_second:
+            return
+        record, self._held = self._held.record, None
+        self._records[record.trial] = record
+        self._waiting.append(record.trial)
 
     def _reject(self, record: TrialRecord, rejected: Rejected, now_s: float) -> list[Action]:
         """The record holds one attempt, which carries the outcome and took no time."""
@@ -285,6 +313,7 @@ class SweepMachine:
             self._waiting.append(trial)
             return [Store(record)]
         self._count(record)
+        self._reconsider()
         return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
 
     def _with_end(self, record: TrialRecord, event: AttemptEnded) -> TrialRecord:
@@ -338,9 +367,12 @@ class SweepMachine:
         if failure:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
         is_feasible = any(isinstance(record.standing, Ok) for record in self._records.values())
-        used_up = self._trials_used_up() or self._time_used_up(now_s)
-        reason = used_up or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
+        ended = self._trials_used_up() or self._time_used_up(now_s) or (self._held.reason if self._held else "")
+        reason = ended or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
+
+    def _fastest(self) -> float | None:
+        return fastest_tokens_per_second(self.records, self._setting.worth.eval_loss_within)
 
     def _below_concurrency(self) -> bool:
         most = self._setting.max_concurrent_trials
@@ -362,18 +394,6 @@ class SweepMachine:
 
     def _time_used_up(self, now_s: float) -> str:
         """Says which part of the budget forbids any more attempts; else empty."""
-        budget = self._setting.budget
-        elapsed_s = self._setting.elapsed_before_s + now_s - self._setting.started_s
-        if budget.time is not None and elapsed_s >= budget.time:
-            return f"budget used: {format_duration(budget.time)}"
-        if budget.device_hours is not None and self._device_hours(now_s) >= budget.device_hours:
-            return f"budget used: {budget.device_hours:g} device-hours"
-        return ""
-
-    def _device_hours(self, now_s: float) -> float:
-        used_s = 0.0
-        for record in self._records.values():
-            for attempt in record.attempts:
-                end_s = now_s if attempt.ended_s is None else attempt.ended_s
-                used_s += record.config.world_size * max(0.0, end_s - attempt.dispatched_s)
-        return used_s / 3600
+        setting = self._setting
+        elapsed_s = setting.elapsed_before_s + now_s - setting.started_s
+        return budget_used_up(setting.budget, setting.worth.price, self._records.values(), elapsed_s, now_s)
