@@ -30,10 +30,11 @@ from orchestrator.contract.outcome import (
     Rejected,
     Timeout,
 )
-from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
+from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import GIB
 from orchestrator.search import ranking
 from orchestrator.search.quality import eval_loss, lossy
+from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import Objective, SweepSpec
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -97,7 +98,9 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
     if isinstance(attempt.outcome, Ok | OverLimit):
         measured = attempt.outcome.measurement
         numbers |= _measured(measured, trial.config.world_size)
-        numbers |= {"mfu": trial.mfu, "hfu": trial.hfu}
+        is_search = attempt.purpose is Purpose.SEARCH
+        numbers |= {"mfu": trial.mfu, "hfu": trial.hfu} if is_search else {"mfu": attempt.mfu, "hfu": attempt.hfu}
+        numbers |= {"raced_out": float(measured.raced_out)}
         series = [Point("step/step_s", value, time_ms, step) for step, value in enumerate(measured.step_s)]
     tags = {
         **_provenance(sweep),
@@ -105,6 +108,7 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
         TOKEN_TAG: attempt.token,
         "trial": str(trial.trial),
         "attempt": str(attempt.attempt),
+        "purpose": attempt.purpose.value,
         "candidate": trial.candidate,
         "is_baseline": _word(trial.is_baseline),
         "outcome": attempt.outcome.kind if attempt.outcome else "running",
@@ -115,7 +119,7 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
     points = [Point(key, value, time_ms) for key, value in numbers.items() if value is not None]
     return _loggable(
         RunContent(
-            name=f"t{trial.trial:04d} {trial.label}",
+            name=f"t{trial.trial:04d} {trial.label}{_again(trial, attempt)}",
             start_ms=start_ms,
             end_ms=end_ms,
             status=status_of(attempt.outcome),
@@ -126,13 +130,22 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
     )
 
 
+def _again(trial: TrialRecord, attempt: AttemptRecord) -> str:
+    """Told apart from the search's run in a list of names."""
+    if attempt.purpose is Purpose.SEARCH:
+        return ""
+    return f", confirmation {attempt.attempt - len(trial.searches)}"
+
+
 def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunContent:
     """The parent run. Its summary metrics and `best_so_far` carry the number of ended trials as their step."""
     spec = SweepSpec.model_validate(sweep.spec)
     launched = [trial for trial in trials if not isinstance(trial.outcome, Rejected)]
     ended = sorted((trial for trial in launched if trial.outcome), key=_ended_s)
     start_ms = _ms(sweep.created_s)
-    last_ms = _ms(_ended_s(ended[-1])) if ended else start_ms
+    ends_s = [attempt.ended_s for trial in ended for attempt in trial.attempts if attempt.ended_s is not None]
+    # of two values at one time and step MLflow keeps the larger one: a confirmation's must come later
+    last_ms = _ms(max(ends_s)) if ends_s else start_ms
     within = spec.limits.eval_loss_within
     best = ranking.best(spec.objective, trials, within)
     barred = lossy(within, trials)
@@ -274,7 +287,7 @@ def _outcome_tags(outcome: Outcome | None) -> dict[str, str]:
 def _summary(
     objectives: Sequence[Objective], trials: Sequence[TrialRecord], best: TrialRecord | None
 ) -> dict[str, float]:
-    kinds = [trial.outcome.kind for trial in trials if trial.outcome]
+    kinds = [trial.standing.kind for trial in trials if trial.standing]
     baseline = next((trial for trial in trials if trial.is_baseline), None)
     attempts = [(trial, attempt) for trial in trials for attempt in trial.attempts if attempt.ended_s is not None]
     device_s = sum(
@@ -286,15 +299,22 @@ def _summary(
         "n_feasible": float(kinds.count("ok")),
         "n_over_limit": float(kinds.count("over_limit")),
         "n_oom": float(kinds.count("oom_device") + kinds.count("oom_host")),
-        "n_failed": float(sum(status_of(trial.outcome) == "FAILED" for trial in trials) - kinds.count("oom_device")
+        "n_failed": float(sum(status_of(trial.standing) == "FAILED" for trial in trials) - kinds.count("oom_device")
                           - kinds.count("oom_host")),
         "device_hours": device_s / 3600,
     }  # fmt: skip
-    if best is not None:
+    if best is not None and best.measurement is not None:
+        figures = reported(trials)[best.trial]
         for objective in objectives:
-            summary[f"best/{objective.metric}"] = ranking.objective_value(objective, best) or 0.0
-        summary |= {"best/tokens_per_second": best.measurement.tokens_per_second} if best.measurement else {}
-        summary |= {"best/mfu": best.mfu} if best.mfu is not None else {}
+            summary[f"best/{objective.metric}"] = ranking.reported_value(objective, best, figures) or 0.0
+        summary |= {
+            "best/tokens_per_second": figures.tokens_per_second,
+            "best/tokens_per_second_low": figures.tokens_per_second_low,
+            "best/tokens_per_second_high": figures.tokens_per_second_high,
+            "best/search_tokens_per_second": best.measurement.tokens_per_second,
+            "best/confirmation_runs": float(figures.runs),
+        }
+        summary |= {"best/mfu": figures.mfu} if figures.mfu is not None else {}
         loss = eval_loss(best)
         summary |= {"best/eval_loss": loss} if loss is not None else {}
         speedup = ranking.speedup(best, baseline) if baseline else None
@@ -303,7 +323,7 @@ def _summary(
 
 
 def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord], barred: Container[int]) -> list[Point]:
-    """The first objective's best value, after each ended trial, of those that fit and are not `barred`."""
+    """The first objective's best value as searched, after each ended trial, of those that fit and are not `barred`."""
     pick = max if objectives[0].goal == "maximize" else min
     best: float | None = None
     points = []
@@ -322,10 +342,11 @@ def _note(sweep: SweepRecord, spec: SweepSpec, best: TrialRecord | None, trials:
     if best is None or best.measurement is None:
         lines.append(f"0 of {len(trials)} trials fit so far.")
     else:
-        measured = best.measurement
+        measured = reported(trials)[best.trial]
+        again = f" in {measured.runs} runs after the search" if measured.runs else ""
         lines.append(
             f"**Best of {len(trials)} trials: {best.label}** (trial {best.trial}), "
-            f"{measured.tokens_per_second:.1f} tokens/s, peak {measured.peak_memory_bytes / GIB:.2f} GiB."
+            f"{measured.tokens_per_second:.1f} tokens/s{again}, peak {measured.peak_memory_bytes / GIB:.2f} GiB."
         )
         lines += ["", "| knob | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _params(best).items()]
@@ -362,7 +383,7 @@ def _first_line(text: str) -> str:
 
 
 def _ended_s(trial: TrialRecord) -> float:
-    return trial.attempts[-1].ended_s or 0.0
+    return trial.searches[-1].ended_s or 0.0
 
 
 def _ms(time_s: float) -> int:

@@ -15,12 +15,14 @@ from rich.text import Text
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.reading import remaining_s, total_trials
-from orchestrator.contract.outcome import INTERRUPTED_KINDS, Rejected
+from orchestrator.contract.outcome import INTERRUPTED_KINDS, Ok, OverLimit, Rejected
 from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
 from orchestrator.report.rows import TrialRow, describe
 from orchestrator.report.summary import OOM_KINDS, Summary, summarize
+from orchestrator.search.reported import confirmed_runs
+from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog
 
@@ -85,6 +87,9 @@ class LineView:
             self._tell_rejected(trial.label, trial.outcome)
             return
         summary = self._progress.summary()
+        if summary is not None and trial.confirmations:
+            self._tell_confirmation(trial, summary)
+            return
         if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
             return
         row = next(each for each in summary.rows if each.trial == trial.trial)
@@ -95,6 +100,19 @@ class LineView:
             f"[{len(summary.ended)}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
             f"{' (best so far)' if is_best else ''}{left}"
         )
+
+    def _tell_confirmation(self, trial: TrialRecord, summary: Summary) -> None:
+        if trial.running is not None:
+            self._output.say(f"{confirming_text(trial, summary)}.")
+            return
+        last = trial.confirmations[-1]
+        if last.outcome is None or last.outcome.kind in INTERRUPTED_KINDS:
+            return
+        text = describe(last.outcome)
+        if isinstance(last.outcome, Ok | OverLimit):
+            text += f", {last.outcome.measurement.tokens_per_second:,.4g} tokens/s"
+        found = trial.measurement.tokens_per_second if trial.measurement is not None else 0.0
+        self._output.say(f"confirming trial {trial.trial} {trial.label}: {text} ({found:,.4g} in the search)")
 
     def _tell_rejected(self, label: str, outcome: Rejected) -> None:
         """The first ones, then now and then: there may be thousands."""
@@ -110,6 +128,13 @@ class LineView:
 
     def close(self) -> None:
         """See `RunLog`."""
+
+
+def confirming_text(trial: TrialRecord, summary: Summary) -> str:
+    """Which run of the confirmation this is, of how many of the trial."""
+    repeats = SweepSpec.model_validate(summary.sweep.spec).measure.confirm.repeats
+    run = len(confirmed_runs(trial)) + 1
+    return f"Confirming the best: run {run} of {repeats} of trial {trial.trial} ({trial.label})"
 
 
 def result_text(row: TrialRow) -> str:
@@ -150,6 +175,11 @@ class LiveView:
             return Text("Starting.")
         elapsed_s = self._progress.elapsed_s(summary.sweep)
         parts: list[RenderableType] = [Text(_head(summary, elapsed_s), style="bold"), _best(summary)]
+        parts += [
+            Text(f"  {confirming_text(self._progress.trials[row.trial], summary)}", style="green")
+            for row in summary.rows
+            if row.is_confirming
+        ]
         parts.append(self._running(summary))
         ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
         parts += [Text(f"  trial {row.trial} {row.label}: {result_text(row)}", style=_style(row)) for row in ended]
@@ -164,7 +194,7 @@ class LiveView:
         if summary.sweep.state is not SweepState.RUNNING:
             return table
         for row in summary.rows:
-            if row.state != "running":
+            if row.state != "running" and not row.is_confirming:
                 continue
             record = self._progress.trials[row.trial]
             attempt = record.attempts[-1]

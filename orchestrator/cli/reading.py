@@ -32,6 +32,8 @@ class StatusRow(Frozen):
     total: int
     """Trials that the budget or the space allows."""
     running: int
+    confirming: int
+    """Trials that are being measured again, before a winner is declared."""
     fit: int
     out_of_memory: int
     other: int
@@ -84,6 +86,7 @@ def status_row(summary: Summary) -> StatusRow:
         done=done,
         total=total,
         running=sum(row.state == "running" for row in summary.rows),
+        confirming=sum(row.is_confirming for row in summary.rows),
         fit=summary.fit,
         out_of_memory=summary.out_of_memory,
         other=done - summary.fit - summary.out_of_memory,
@@ -159,6 +162,7 @@ def status_line(row: StatusRow) -> str:
     parts += [f"{row.other} other"] if row.other else []
     parts += [f"{row.rejected} not launched"] if row.rejected else []
     parts += [f"{row.running} running"] if row.running else []
+    parts += ["confirming the best"] if row.confirming else []
     if row.best_trial is not None:
         gain = f" ({row.baseline_speedup:.2f}x baseline)" if row.baseline_speedup is not None else ""
         parts.append(f"best {row.best_tokens_per_second or 0:,.4g} tokens/s in trial {row.best_trial}{gain}")
@@ -197,7 +201,7 @@ def show_trials(name: str, home: Path, as_json: bool) -> None:
 
 def trials_table(summary: Summary) -> Table:
     """All trials of a sweep in the order of their numbers."""
-    columns = ("trial", "configuration", "state", "result", "tokens/s", "peak memory", "limit", "attempt")
+    columns = ("trial", "configuration", "state", "result", "tokens/s", "confirmed", "peak memory", "limit", "attempt")
     cells = tuple(
         (
             f"{row.trial} b" if row.is_baseline else str(row.trial),
@@ -205,6 +209,7 @@ def trials_table(summary: Summary) -> Table:
             row.state,
             row.summary or NOTHING,
             f"{row.tokens_per_second:,.4g}" if row.tokens_per_second is not None else NOTHING,
+            str(row.confirmation_runs) if row.confirmation_runs else NOTHING,
             format_bytes(row.peak_memory_bytes) if row.peak_memory_bytes is not None else NOTHING,
             format_bytes(row.limit_bytes) if row.limit_bytes is not None else NOTHING,
             str(row.attempt),
@@ -235,6 +240,8 @@ def _details(row: TrialRow) -> RichTable:
     table = RichTable(box=None, pad_edge=False, show_header=False)
     knobs = {knob: value for knob, value in row.config.items() if value is not None}
     facts = {
+        "tokens/s, 95 %": f"{row.tokens_per_second_low or 0:,.4g} to {row.tokens_per_second_high or 0:,.4g}",
+        "confirmed by": f"{row.confirmation_runs} runs" if row.confirmation_runs else "none: as the search found it",
         "peak memory": format_bytes(row.peak_memory_bytes or 0),
         "limit": format_bytes(row.limit_bytes) if row.limit_bytes is not None else "none",
         "ranks": str(row.world_size),
