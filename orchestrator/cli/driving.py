@@ -18,8 +18,10 @@ from orchestrator.contract.handoff import read_model, write_atomic
 from orchestrator.contract.record import SweepRecord, SweepState
 from orchestrator.placement.forecast import Forecaster
 from orchestrator.placement.preflight import preflight
+from orchestrator.placement.promising import with_promising
+from orchestrator.search.cost import planned_tokens
 from orchestrator.space.candidates import Space, build_space
-from orchestrator.spec.difference import spec_digest
+from orchestrator.spec.difference import ends_alike, spec_digest
 from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
@@ -104,10 +106,11 @@ def _drive(order: Order, ledger: Ledger) -> int:
         try:
             pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
             forecaster = _forecaster(order, facts, space)
+            space = _with_promising(space, forecaster, output)
             if order.is_new and ledger.exists():
                 name = archive(ledger)
                 output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
-            _write(order, ledger, facts, _record(order, before, space, pool_name))
+            _write(order, ledger, facts, _record(order, before, (space, facts), pool_name))
             files = _run(order, ledger, (facts, space, pool, forecaster))
         finally:
             pool.close()
@@ -158,10 +161,19 @@ def _forecaster(order: Order, facts: Facts, space: Space) -> Forecaster | None:
     return wiring.build_forecaster(order.spec, facts, space, order.request.home / CACHE_FOLDER, order.output.say)
 
 
+def _with_promising(space: Space, forecaster: Forecaster | None, output: Output) -> Space:
+    if forecaster is None or not space.is_sampled:
+        return space
+    more = with_promising(space, forecaster)
+    added = len(more.candidates) - len(space.candidates)
+    output.say(f"{added} more candidates: those around the places that are predicted fastest.")
+    return more
+
+
 def _is_done(before: SweepRecord, spec: SweepSpec) -> bool:
-    """Whether nothing is left to do: it ended by itself, for this spec and this budget."""
+    """Whether nothing is left to do: it ended by itself, for this spec, this budget and these stop rules."""
     old = SweepSpec.model_validate(before.spec)
-    is_same = spec_digest(old) == spec_digest(spec) and old.budget == spec.budget
+    is_same = spec_digest(old) == spec_digest(spec) and ends_alike(old, spec)
     return before.state is SweepState.FINISHED and is_same
 
 
@@ -199,7 +211,8 @@ def _announce(space: Space, facts: Facts, output: Output) -> None:
         output.say("The spec has no `search`: these are the default choices, `brimful plan` shows them.")
 
 
-def _record(order: Order, before: SweepRecord | None, space: Space, pool: str) -> SweepRecord:
+def _record(order: Order, before: SweepRecord | None, found: tuple[Space, Facts], pool: str) -> SweepRecord:
+    space, facts = found
     now_s = time.time()
     fields = {
         "spec": order.spec.model_dump(mode="json"),
@@ -208,6 +221,7 @@ def _record(order: Order, before: SweepRecord | None, space: Space, pool: str) -
         "overrides": order.overrides,
         "pool": pool,
         "candidates": len(space.candidates),
+        "planned_tokens": planned_tokens(order.spec.train, facts.data),
         "updated_s": now_s if before is None else before.updated_s,
     }
     if before is not None:

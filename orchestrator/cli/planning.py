@@ -16,10 +16,11 @@ from orchestrator.contract.config import Frozen
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Phase
 from orchestrator.contract.units import format_bytes, format_duration
-from orchestrator.placement.forecast import Forecast
+from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.preview import Preview, preview
+from orchestrator.placement.promising import merit, with_promising
 from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
@@ -28,8 +29,8 @@ from orchestrator.spec.load import LoadedSpec, load_spec
 from orchestrator.spec.sweep import BudgetSection, SweepSpec
 
 SHOWN_CANDIDATES = 12
-MAX_FORECASTS = 2000
-"""Each costs milliseconds."""
+MAX_REPLAYS = 100
+"""The allocator is replayed, which costs tens of milliseconds, only for so many candidates: the most promising ones."""
 LIKELY = 0.5
 _SIZE_KNOBS = (
     "reduce_bucket_size",
@@ -111,7 +112,8 @@ class Plan(Frozen):
 def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_json: bool) -> None:
     """Do all that `run` does before its first trial, in a temporary folder, and show it.
 
-    Traces are kept in the cache of the home folder where it exists, so that `run` and the next plan have them.
+    Findings and traces are kept in the cache of the home folder where it exists, so that `run` and the next plan have
+    them.
     """
     output = Output(as_json)
     loaded = load_spec(path, overrides, request.allow_remote_code)
@@ -119,26 +121,26 @@ def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_j
     output.say(f"Looking at the model and the data of {spec.name}.")
     threads = wiring.threads_per_rank()
     with tempfile.TemporaryDirectory(prefix="brimful-plan-") as folder:
-        facts = preflight(spec, str(path), Path(folder), threads)
+        cache = request.home / CACHE_FOLDER if request.home.is_dir() else Path(folder)
+        facts = preflight(spec, str(path), cache, threads)
         space = build_space(spec, facts, threads)
         if request.pool == "local":
             _check_local(loaded)
-        cache = request.home / CACHE_FOLDER if request.home.is_dir() else Path(folder)
-        forecasts = _forecasts(spec, facts, space, cache, output) if request.predictions else {}
+        forecaster = wiring.build_forecaster(spec, facts, space, cache, output.say) if request.predictions else None
+        forecasts: dict[str, Forecast] = {}
+        if forecaster is not None:
+            space = with_promising(space, forecaster)
+            forecasts = forecasts_of(space.candidates, forecaster)
     plan = make_plan(loaded, facts, space, forecasts)
     output.document(plan)
     _show(plan, spec.budget, output)
 
 
-def _forecasts(spec: SweepSpec, facts: Facts, space: Space, cache: Path, output: Output) -> dict[str, Forecast]:
-    """By candidate, for at most MAX_FORECASTS of them; empty where the model cannot be traced."""
-    forecaster = wiring.build_forecaster(spec, facts, space, cache, output.say)
-    if forecaster is None:
-        return {}
-    shown = space.candidates[:MAX_FORECASTS]
-    if len(shown) < len(space.candidates):
-        output.say(f"Only the first {len(shown)} of {len(space.candidates)} candidates are predicted.")
-    return {candidate.id: forecaster.forecast(candidate.config) for candidate in shown}
+def forecasts_of(candidates: Sequence[Candidate], forecaster: Forecaster) -> dict[str, Forecast]:
+    """By candidate, those of the most promising MAX_REPLAYS with a replay of the allocator where it could matter."""
+    forecasts = {each.id: forecaster.forecast(each.config, replays=False) for each in candidates}
+    ranked = sorted(candidates, key=lambda each: (not each.is_baseline, -merit(forecasts[each.id])))
+    return forecasts | {each.id: forecaster.forecast(each.config) for each in ranked[:MAX_REPLAYS]}
 
 
 def _check_local(loaded: LoadedSpec) -> None:

@@ -106,6 +106,10 @@ class Forecaster:
         for key in requests:
             self._profile(key)
 
+    def is_traced(self, config: TrialConfig) -> bool:
+        """Whether `prepare` has made a profile for `config`."""
+        return isinstance(self._profiles.get(self._key(self._request(config))), Profile)
+
     def forecast(self, config: TrialConfig, replays: bool | None = None) -> Forecast:
         """The forecast of a trial. Raises Untraceable.
 

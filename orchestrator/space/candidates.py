@@ -5,7 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.contract.config import Knobs, TrialConfig
 from orchestrator.contract.errors import SpecError
@@ -17,10 +17,12 @@ from orchestrator.space.label import label
 from orchestrator.space.trials import TrialBuilder
 from orchestrator.spec.sweep import KnobValue, SweepSpec
 
-MAX_POINTS = 100_000
-"""More points than this, knobs without an effect left out, are drawn at random instead of listed."""
-DRAWN_POINTS = 20_000
-"""How many are drawn then: more than any budget tries."""
+MAX_POINTS = 5_000
+"""Of more points than this, knobs without an effect left out, some are drawn instead of all listed: what is listed is
+predicted and weighed anew for each trial."""
+DRAWN_POINTS = 1_000
+"""How many are drawn then, unless the budget allows a quarter as many trials or more."""
+DRAWN_FOR_A_TRIAL = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,18 @@ class Space:
         point = self._resolver.point(chosen)
         return any(dimension.is_active({**point, **entry}) for entry in dimension.entries.values())
 
+    def including(self, points: Iterable[Mapping[str, Choice]]) -> "Space":
+        """This space with the candidates of `points` (choices by dimension) as well, as far as they are legal and new.
+
+        Raises KeyError for a choice that does not exist.
+        """
+        listed = {candidate.id: candidate for candidate in self.candidates}
+        for chosen in points:
+            outcome = self.resolve(chosen)
+            if isinstance(outcome, Candidate):
+                listed.setdefault(outcome.id, outcome)
+        return replace(self, candidates=tuple(listed.values()))
+
     def resolve(self, chosen: Mapping[str, Choice]) -> Candidate | Illegal:
         """The candidate of `chosen` (choices by dimension; knobs that are missing take their defaults).
 
@@ -104,7 +118,8 @@ def build_space(spec: SweepSpec, facts: Facts, threads_per_rank: int = 1) -> Spa
     axes = dimensions(searched, spec.search)
     fixed = _fixed(spec, axes)
     resolver = _Resolver(fixed, facts, axes, TrialBuilder(spec, facts, threads_per_rank))
-    points, is_sampled = _points(axes, fixed, spec.search.seed if spec.search else 0)
+    draws = max(DRAWN_POINTS, DRAWN_FOR_A_TRIAL * (spec.budget.trials or 0))
+    points, is_sampled = _points(axes, fixed, spec.search.seed if spec.search else 0, draws)
     baseline = _baseline(spec, resolver.first_point(), resolver)
     raw_points = math.prod(len(axis.entries) for axis in axes)
     seen: dict[int, Candidate | Illegal] = {}
@@ -125,7 +140,7 @@ def build_space(spec: SweepSpec, facts: Facts, threads_per_rank: int = 1) -> Spa
         illegal=illegal,
         is_sampled=is_sampled,
         is_default=spec.search is None,
-        notes=_notes(axes, seen.values(), is_sampled, raw_points),
+        notes=_notes(axes, seen.values(), raw_points, drawn if is_sampled else 0),
         _resolver=resolver,
     )
 
@@ -140,23 +155,28 @@ def _fixed(spec: SweepSpec, axes: tuple[Dimension, ...]) -> dict[str, KnobValue]
 
 
 def _points(
-    axes: tuple[Dimension, ...], fixed: dict[str, KnobValue], seed: int
+    axes: tuple[Dimension, ...], fixed: dict[str, KnobValue], seed: int, draws: int
 ) -> tuple[Iterable[tuple[Point, int]], bool]:
-    """All points with their counts, or DRAWN_POINTS of more than MAX_POINTS; and whether they were drawn."""
+    """All points with their counts, or `draws` of more than MAX_POINTS; and whether they were drawn."""
     points = list(itertools.islice(walk(axes, fixed), MAX_POINTS + 1))
     if len(points) <= MAX_POINTS:
         return points, False
     draw = random.Random(seed)
-    branches = [tuple(axis.entries.values()) for axis in axes]
-    return [(_drawn(branches, fixed, draw), 1) for _ in range(DRAWN_POINTS)], True
+    columns = [_evenly(tuple(axis.entries.values()), draws, draw) for axis in axes]
+    return [(_merged(fixed, entries), 1) for entries in zip(*columns, strict=True)], True
 
 
-def _drawn(
-    branches: list[tuple[dict[str, KnobValue], ...]], fixed: Mapping[str, KnobValue], draw: random.Random
-) -> Point:
+def _evenly(entries: tuple[dict[str, KnobValue], ...], draws: int, draw: random.Random) -> list[dict[str, KnobValue]]:
+    """Each entry as often as any other, in an order of chance."""
+    column = [entries[number % len(entries)] for number in range(draws)]
+    draw.shuffle(column)
+    return column
+
+
+def _merged(fixed: Mapping[str, KnobValue], entries: Iterable[Mapping[str, KnobValue]]) -> Point:
     point: dict[str, KnobValue] = dict(fixed)
-    for entries in branches:
-        point.update(entries[draw.randrange(len(entries))])
+    for entry in entries:
+        point.update(entry)
     return point
 
 
@@ -172,7 +192,7 @@ def _baseline(spec: SweepSpec, first: dict[str, KnobValue], resolver: "_Resolver
 
 
 def _notes(
-    axes: tuple[Dimension, ...], outcomes: Iterable[Candidate | Illegal], is_sampled: bool, raw_points: int
+    axes: tuple[Dimension, ...], outcomes: Iterable[Candidate | Illegal], raw_points: int, drawn: int
 ) -> tuple[str, ...]:
     notes = []
     effective: set[str] = set()
@@ -182,8 +202,10 @@ def _notes(
     for name in (name for axis in axes for name in axis.knobs):
         if effective and name not in effective:
             notes.append(f"{name} has no effect in any candidate: it needs that {BY_NAME[name].condition}")
-    if is_sampled:
-        notes.append(f"{raw_points} points are too many to list: {DRAWN_POINTS} were drawn at random with search.seed")
+    if drawn:
+        notes.append(
+            f"{raw_points} points are too many to list: {drawn} were drawn with search.seed, every choice as often"
+        )
     return tuple(notes)
 
 
@@ -235,6 +257,9 @@ class _Resolver:
     def matching(self, dimension: Dimension, knobs: Knobs) -> Choice | None:
         """The first choice whose values, where they have an effect, are those of `knobs`."""
         values = dict(knobs)
+        for choice, entry in dimension.entries.items():
+            if all(values[name] == value for name, value in entry.items()):
+                return choice
         for choice, entry in dimension.entries.items():
             if complete({**values, **entry}, self._setting) == values:
                 return choice
