@@ -25,7 +25,7 @@ def loss_cell(row: TrialRow) -> str | None:
 def loss_headline(summary: Summary) -> Iterable[str]:
     """Who cannot win for its loss, or that there is nothing to compare with."""
     within = summary.eval_loss_within
-    barred = [row for row in summary.ranked if row.cannot_win]
+    barred = [row for row in summary.ranked if row.cannot_win and row.eval_loss is not None]
     if barred and within is not None:
         fastest = max(barred, key=lambda row: row.tokens_per_second or 0.0)
         trials = "1 trial fits but cannot win" if len(barred) == 1 else f"{len(barred)} trials fit but cannot win"

@@ -8,9 +8,10 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.report.rows import TrialRow, trial_row
 from orchestrator.search import ranking
+from orchestrator.search.cost import Price, SweepCost, price_of, sweep_cost
 from orchestrator.search.quality import lossy
 from orchestrator.search.reported import reported
-from orchestrator.spec.sweep import LimitsSection, Objective
+from orchestrator.spec.sweep import LimitsSection, Objective, ResourcesSection
 
 OOM_KINDS = frozenset({"oom_device", "oom_host", "over_limit"})
 """Outcomes that say: needs more memory than it may have."""
@@ -26,6 +27,8 @@ class BestRow(TrialRow):
     """Winner's tokens/s over the baseline's; None when no baseline was given or it has no speed."""
     not_distinguishable: tuple[int, ...] = ()
     """Trials whose 95 % interval of tokens/s overlaps the winner's, all of them confirmed like it, or none."""
+    cost: SweepCost | None = None
+    """What the sweep has cost and what the winner saves."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Summary:
     baseline: TrialRow | None
     pareto: tuple[int, ...]
     """With several objectives: trials that no other one beats in all of them."""
+    cost: SweepCost
     eval_loss_within: float | None = None
     """How far a winner's eval loss may be above the baseline's, as a fraction of it."""
 
@@ -128,19 +132,27 @@ def summarize(sweep: SweepRecord, trials: Sequence[TrialRecord], facts: Facts | 
     may_win = bool(ranked) and not rows[ranked[0].trial].cannot_win
     alike = ranking.tied(objectives, trials, ranked[0]) if may_win else set()
     ties = tuple(each.trial for each in ranked if each.trial in alike and not rows[each.trial].cannot_win)
+    cost = sweep_cost(trials, ranked[0] if may_win else None, baseline, _price(sweep), sweep.planned_tokens)
+    best = _best_row(rows[ranked[0].trial], ties, rows[baseline.trial] if baseline else None) if may_win else None
     return Summary(
         sweep=sweep,
         facts=facts,
         objectives=objectives,
         rows=tuple(rows.values()),
         ranked=tuple(rows[record.trial] for record in ranked),
-        best=_best_row(rows[ranked[0].trial], ties, rows[baseline.trial] if baseline else None) if may_win else None,
+        best=best.model_copy(update={"cost": cost}) if best is not None else None,
         baseline=rows[baseline.trial] if baseline else None,
         pareto=tuple(record.trial for record in ranking.pareto_front(objectives, trials, within))
         if len(objectives) > 1
         else (),
+        cost=cost,
         eval_loss_within=within,
     )
+
+
+def _price(sweep: SweepRecord) -> Price | None:
+    resources = sweep.spec.get("resources")
+    return price_of(ResourcesSection.model_validate(resources)) if isinstance(resources, dict) else None
 
 
 def _eval_loss_within(sweep: SweepRecord) -> float | None:
@@ -163,7 +175,11 @@ def _against_loss(
 
 
 def _why_barred(excess: float | None) -> str:
-    return "no eval loss was taken" if excess is None else f"eval loss {excess * 100:.1f} % above the baseline's"
+    return (
+        "slower than the best, no eval loss taken"
+        if excess is None
+        else f"eval loss {excess * 100:.1f} % above the baseline's"
+    )
 
 
 def _objectives(sweep: SweepRecord) -> tuple[Objective, ...]:

@@ -251,16 +251,33 @@ def test_who_does_not_fit_or_thrashes_is_nothing_to_beat(tmp_path: Path) -> None
     [
         spec(measure=CONFIRMED),
         spec(measure=RACING, objective=(Objective(), Objective(metric="peak_memory_bytes", goal="minimize"))),
+        spec(measure=RACING.model_copy(update={"quality": QualitySettings(train_tokens=1)})),
         spec(
             measure=RACING.model_copy(update={"quality": QualitySettings(train_tokens=1)}),
             limits=LimitsSection(eval_loss_within=0.1),
         ),
     ],
-    ids=["switched off", "several objectives", "quality"],
+    ids=["switched off", "several objectives", "a loss that bounds nobody", "no baseline to compare with"],
 )
 def test_where_nothing_is_raced(tmp_path: Path, of: SweepSpec) -> None:
     _, ledger = run(tmp_path, FakePool(faster_when_larger), of=of)
     assert beats(ledger) == [None] * 6
+
+
+def test_a_trial_that_loses_too_much_is_nothing_to_beat(tmp_path: Path) -> None:
+    def lossy_when_larger(launch: Launch) -> Ok:
+        outcome = ok(tokens_per_second=100.0 * micro_batch(launch))
+        loss = 4.0 if micro_batch(launch) < 3 else 5.0
+        return Ok(measurement=outcome.measurement.model_copy(update={"eval_loss": loss}))
+
+    of = spec(
+        measure=RACING.model_copy(update={"quality": QualitySettings(train_tokens=1)}),
+        limits=LimitsSection(eval_loss_within=0.1),
+    )
+    first = Candidate(CANDIDATES[0].id, "one", CANDIDATES[0].config, True)
+    strategy = FakeStrategy([first, *CANDIDATES[1:]])
+    _, ledger = run(tmp_path, FakePool(lossy_when_larger), of=of, strategy=strategy)
+    assert beats(ledger) == [None, 99.0, 198.0, 198.0, 198.0, 198.0]
 
 
 def test_the_loss_is_not_taken_again(tmp_path: Path) -> None:

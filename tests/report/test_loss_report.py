@@ -62,6 +62,13 @@ def test_a_trial_that_cannot_win_is_no_tie_of_the_winner() -> None:
     assert summary.best.not_distinguishable == (0,)
 
 
+def test_a_trial_that_was_raced_out_is_not_told_of_as_lossy() -> None:
+    summary = summary_of(records(ran(1000.0, 5.0), ran(500.0, None)))
+    text = render_markdown(summary)
+    assert summary.ranked[-1].cannot_win == "slower than the best, no eval loss taken"
+    assert "cannot win: limits" not in text
+
+
 def test_without_a_limit_the_loss_is_shown_and_bars_nobody() -> None:
     summary = summary_of(records(ran(1000.0, 5.0), ran(3000.0, 9.0)), within=None)
     assert summary.best is not None
