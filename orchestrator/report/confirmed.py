@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from orchestrator.contract.record import SweepState
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary
+from orchestrator.search.ranking import TIE
 
 CONFIRM_COLUMNS = ("runs", "in search")
 _SHOWN_TIES = 5
@@ -27,7 +28,7 @@ def confirm_headline(summary: Summary) -> Iterable[str]:
     elif best is not None and summary.sweep.state is SweepState.FINISHED and summary.is_speed_first:
         yield "Not confirmed: its tokens/s are the search's, and the highest of many is likely a little too high."
     if best is not None and best.not_distinguishable:
-        tie = "" if len(summary.objectives) > 1 else "; a tie goes to the larger headroom"
+        tie = "" if len(summary.objectives) > 1 else f"; within {TIE * 100:.0f} % the larger headroom wins"
         yield f"Not distinguishable from it (95 % intervals overlap): {trials(best.not_distinguishable)}{tie}."
     for row in summary.rows:
         if row.failed_confirmation:

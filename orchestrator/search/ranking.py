@@ -13,6 +13,9 @@ from orchestrator.search.quality import lossy
 from orchestrator.search.reported import Reported, overlap, reported, thrashes
 from orchestrator.spec.sweep import Objective
 
+TIE = 0.03
+"""Share of the fastest's tokens/s that headroom may cost. Where runs scatter widely, trials cannot be told apart that
+are far less fast by what is known; the same 3 % count as reached in the benchmarks of the search."""
 PEAK_NOISE = 0.05
 """Peaks that lie closer than this count as equal: on CPU those of one configuration vary by as much from run to run
 (docs/decisions/0009-cpu-limit-is-address-space.md)."""
@@ -83,7 +86,8 @@ def ranked(
     With one objective by its value; with several by Pareto front, and inside a front by the first objective. Equal
     ones go by the smaller memory peak, then by the earlier trial. Before that, trials that do not thrash come first
     (see `reported.thrashes`), and among them those that were confirmed, since the others' figures are of the search.
-    With tokens/s alone a tie with the fastest (95 % intervals overlap) goes to the larger headroom.
+    With tokens/s alone a tie with the fastest (95 % intervals overlap, and at most TIE slower) goes to the larger
+    headroom.
     """
     records = list(records)
     beyond = lossy(eval_loss_within, records)
@@ -106,10 +110,14 @@ def _in_order(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -
 
 def _ties_by_headroom(ordered: list["_Scored"]) -> list["_Scored"]:
     """Of those right behind the fastest that cannot be told from it, the one with the smallest peak comes first."""
-    ties = list(takewhile(lambda each: _ties(ordered[0], each), ordered))
+    ties = list(takewhile(lambda each: _ties(ordered[0], each) and _is_close(ordered[0], each), ordered))
     smallest_bytes = min((each.figures.peak_memory_bytes for each in ties), default=0)
     small = [each for each in ties if each.figures.peak_memory_bytes <= smallest_bytes * (1 + PEAK_NOISE)]
     return [*small, *(each for each in ordered if each not in small)]
+
+
+def _is_close(fastest: "_Scored", other: "_Scored") -> bool:
+    return other.figures.tokens_per_second >= (1 - TIE) * fastest.figures.tokens_per_second
 
 
 def _ties(one: "_Scored", other: "_Scored") -> bool:

@@ -68,7 +68,13 @@ def trial(number: int, label: str, outcome: Outcome | None, is_baseline: bool = 
     """A trial that ended in its first attempt, or still runs."""
     content = config(**knobs)
     attempt = AttemptRecord(
-        attempt=1, token=f"t{number}", dispatched_s=100.0, node="n1", launch_overhead_s=0.8, outcome=outcome
+        attempt=1,
+        token=f"t{number}",
+        dispatched_s=100.0,
+        ended_s=110.0 if outcome is not None else None,
+        node="n1",
+        launch_overhead_s=0.8,
+        outcome=outcome,
     )
     return TrialRecord(
         trial=number,

@@ -72,7 +72,7 @@ def test_a_tie_says_how_it_is_broken(sweep: SweepRecord) -> None:
     summary = summarize(sweep, trials, None)
     assert summary.best is not None
     assert (summary.best.trial, summary.best.not_distinguishable) == (2, (1,)), "the slower one needs less memory"
-    assert "overlap): trial 1; a tie goes to the larger headroom." in render_markdown(summary)
+    assert "overlap): trial 1; within 3 % the larger headroom wins." in render_markdown(summary)
 
 
 def test_a_failed_confirmation_is_told_with_its_outcome(sweep: SweepRecord) -> None:

@@ -109,6 +109,12 @@ def test_a_tie_with_the_fastest_goes_to_the_larger_headroom() -> None:
     assert ranking.tied(SPEED, [fastest, roomier, slower], roomier) == {0}
 
 
+def test_headroom_is_not_bought_with_speed_where_runs_scatter_widely() -> None:
+    fast, small = trial(0, ok(), ok(110.0, 900), ok(90.0, 900)), trial(1, ok(), ok(99.0, 300), ok(81.0, 300))
+    assert ranking.tied(SPEED, [fast, small], fast) == {1}
+    assert order(fast, small) == [0, 1]
+
+
 def test_peaks_that_differ_by_noise_alone_do_not_break_a_tie() -> None:
     assert order(trial(0, ok(100.0, 520)), trial(1, ok(99.0, 500))) == [0, 1]
 
