@@ -15,6 +15,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model
 from orchestrator.contract.record import SweepState
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.report.economy import cost_headline
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.tables import NOTHING, Table
@@ -232,6 +233,8 @@ def show_best(name: str, home: Path, as_json: bool) -> int:
         output.say(f"{summary.winner_text}{hint}")
         return EXIT_NOTHING_FITS
     output.show(summary.winner_text)
+    for line in cost_headline(summary):
+        output.show(line)
     output.show(_details(best))
     return EXIT_OK
 

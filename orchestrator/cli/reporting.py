@@ -19,6 +19,7 @@ from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import BestRow, Summary
 from orchestrator.report.tables import notes
 from orchestrator.report.terminal import render_terminal
+from orchestrator.search.cost import SweepCost
 from orchestrator.sweep.ledger import Ledger
 
 BRIMFUL_VERSION = version("brimful")
@@ -33,6 +34,7 @@ class ReportDocument(Frozen):
     baseline: TrialRow | None
     pareto: tuple[int, ...]
     counts: dict[str, int]
+    cost: SweepCost
     trials: tuple[TrialRow, ...]
     facts: Facts | None
     notes: tuple[str, ...]
@@ -46,6 +48,7 @@ def report_document(summary: Summary) -> ReportDocument:
         baseline=summary.baseline,
         pareto=summary.pareto,
         counts=dict(summary.counts),
+        cost=summary.cost,
         trials=summary.rows,
         facts=summary.facts,
         notes=notes(summary),

@@ -54,6 +54,7 @@ def conclude(ledger: Ledger, files: ResultFiles, output: Output) -> int:
         **status_row(summary).model_dump(mode="json"),
         "exit_code": exit_code,
         "best": summary.best.model_dump(mode="json") if summary.best else None,
+        "cost": summary.cost.model_dump(mode="json"),
         "report": str(files.report),
         "export": str(files.export) if files.export else None,
     }

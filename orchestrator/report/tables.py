@@ -15,6 +15,7 @@ from orchestrator.report.confirmed import (
     confirm_notes,
     has_confirmations,
 )
+from orchestrator.report.economy import cost_headline, cost_notes
 from orchestrator.report.quality import EVAL_COLUMNS, has_losses, loss_cell, loss_headline, loss_note
 from orchestrator.report.rows import TrialRow, odds
 from orchestrator.report.summary import OOM_KINDS, Summary
@@ -174,6 +175,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
     lines += loss_headline(summary)
     if summary.rejected:
         lines.append(_rejected_line(len(summary.rejected)))
+    lines += cost_headline(summary)
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
         lines.append(f"The sweep is {summary.sweep.state}: {summary.sweep.reason}.")
     return tuple(lines)
@@ -201,6 +203,7 @@ def notes(summary: Summary) -> tuple[str, ...]:
         lines.insert(0, "Marks: " + "; ".join(marks if summary.baseline is not None else marks[1:]) + ".")
     lines += confirm_notes(summary)
     lines += loss_note(summary)
+    lines += cost_notes(summary)
     if summary.facts is not None:
         lines += _machine_notes(summary.facts)
     lines.append(f"Driver time {format_duration(summary.sweep.elapsed_s)}, {summary.sweep.candidates} candidates.")
