@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,24 @@ def run_brimful(pool: str, overrides: list[str], folder: Path, timeout_s: float)
     brimful = [sys.executable, "-m", "orchestrator.cli"]
     home = ["--home", str(folder)]
     name = load_spec(SPEC, overrides).spec.name
+    command = [*brimful, "run", str(SPEC), *overrides, *home, "--pool", pool]
     start_s = time.perf_counter()
-    run = subprocess.run(
-        [*brimful, "run", str(SPEC), *overrides, *home, "--pool", pool],
-        stdout=sys.stderr,
-        stdin=subprocess.DEVNULL,
-        timeout=timeout_s,
-    )
+    with subprocess.Popen(command, stdout=sys.stderr, stdin=subprocess.DEVNULL) as run:
+        try:
+            run.wait(timeout_s)
+        finally:
+            # asked so, it ends its trials first; `with` waits for that
+            if run.poll() is None:
+                run.terminate()
     wall_s = time.perf_counter() - start_s
+    if run.returncode != 0:
+        raise SystemExit(f"`brimful run --pool {pool}` ended with code {run.returncode}")
     ledger = Ledger(folder, name)
     spec = SweepSpec.model_validate(ledger.read_sweep().spec)
     records = list(ledger.read_trials())
     winner = best(spec.objective, records)
-    if run.returncode != 0 or winner is None:
-        raise SystemExit(f"`brimful run` ended with code {run.returncode} and {'a' if winner else 'no'} winner")
+    if winner is None:
+        raise SystemExit(f"`brimful run --pool {pool}` found no configuration that fits")
     export = [*brimful, "export", name, *home, "-o", str(folder / "winner")]
     subprocess.run(export, check=True, stdout=sys.stderr)
     return BrimfulResult(
@@ -163,11 +168,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="timed optimizer steps of each turn")
     parser.add_argument("--pools", nargs="+", choices=POOLS, default=list(POOLS))
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds that either side may take")
+    parser.add_argument("--folder", type=Path, help="work in this empty folder and keep it, not in a temporary one")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON, not the page")
     parser.add_argument("--out", type=Path, help="write the page here too")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        result = compare(arguments, Path(name))
+    with tempfile.TemporaryDirectory() if arguments.folder is None else nullcontext(arguments.folder) as name:
+        folder = Path(name).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        result = compare(arguments, folder)
     text = page(result, "python -m benchmarks.against_deepspeed " + " ".join(arguments.overrides))
     if arguments.out is not None:
         arguments.out.write_text(text)

@@ -37,12 +37,15 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 def limit_memory(limit_bytes: int | None) -> None:
     """Let this process take `limit_bytes` of private address space beyond what its imports took; then malloc fails."""
-    if limit_bytes is None:
-        return
-    status = Path("/proc/self/status").read_text()
-    data_bytes = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:"))
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + limit_bytes, hard))
+    if limit_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (status_bytes("VmData") + limit_bytes, hard))
+
+
+def status_bytes(name: str) -> int:
+    """One of the Vm lines of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
 
 
 def read_deepspeed(text: str, zero_defaults: dict[str, dict[str, int]]) -> dict[str, Any]:
@@ -141,10 +144,12 @@ def main() -> None:
     for name in settings["preload"]:
         importlib.import_module(name)
     limit_memory(settings["memory_limit_bytes"])
+    start_bytes = status_bytes("VmSize")
     deepspeed.init_distributed(dist_backend="gloo")
     rows = Rows(Path(settings["rows"]), settings["seed"], settings["pad_token_id"])
     engine = build_engine(settings, read_deepspeed(arguments.deepspeed_config, settings["zero_defaults"]))
     result = train(engine, rows, arguments.steps)
+    result["peak_memory_bytes"] = status_bytes("VmPeak") - start_bytes
     if arguments.result is not None and torch.distributed.get_rank() == 0:
         arguments.result.write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
