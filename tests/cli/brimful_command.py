@@ -28,7 +28,7 @@ search:
   lora_rank: {ranks}
   micro_batch: [1, 2]
 limits: {{device_memory: {limit}, reject_probability: 1}}
-measure: {{min_steps: 2, max_steps: {steps}, max_measure_s: 600, relative_precision: 0.000001}}
+measure: {{min_steps: 2, max_steps: {steps}, max_measure_s: 600, relative_precision: 0.000001, confirm: {{top: {top}}}}}
 budget: {{trials: 8}}
 """
 
@@ -44,10 +44,18 @@ class Workplace:
     behaviour: str | None = None
     deadline_s: float = DEADLINE_S
 
-    def spec(self, name: str, limit: str = "512MiB", steps: int = 2, dropout: float = 0.0, ranks: str = "[2]") -> Path:
-        """A spec of this name; `steps` are measured in each trial."""
+    def spec(
+        self,
+        name: str,
+        limit: str = "512MiB",
+        steps: int = 2,
+        dropout: float = 0.0,
+        ranks: str = "[2]",
+        top: int = 0,
+    ) -> Path:
+        """A spec of this name; `steps` are measured in each trial, and the best `top` are measured again."""
         file = self.folder / f"{name}.yaml"
-        file.write_text(SPEC.format(name=name, limit=limit, steps=steps, dropout=dropout, ranks=ranks))
+        file.write_text(SPEC.format(name=name, limit=limit, steps=steps, dropout=dropout, ranks=ranks, top=top))
         return file
 
     @property

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from brimful_command import Workplace
 
+from orchestrator.search.ranking import TIE
+
 pytestmark = pytest.mark.trains
 
 
@@ -36,7 +38,7 @@ def test_best_is_the_fastest_and_says_its_gain(place: Workplace, finished: str) 
     assert isinstance(rows, list)
     assert isinstance(best, dict)
     speeds = {row["trial"]: row["tokens_per_second"] for row in rows}
-    assert best["tokens_per_second"] == max(speeds.values())
+    assert best["tokens_per_second"] >= (1 - TIE) * max(speeds.values())
     assert best["baseline_speedup"] == pytest.approx(best["tokens_per_second"] / speeds[0])
 
 
