@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from orchestrator.contract.config import Frozen, MeasureSettings, QualitySettings
 from orchestrator.contract.outcome import Phase
 from orchestrator.placement.forecast import Forecast
+from orchestrator.search.cost import Price
 
 LAUNCH_S = 1.0
 """From dispatch to the first step in a warm lane: 0.4 to 1.2 s on two cores (`benchmarks.trial_overhead`)."""
@@ -16,9 +18,14 @@ PROBE_STEPS = 2
 
 
 class Preview(Frozen):
-    """Predicted cost of a sweep; `trials` of the `launchable` candidates, each at the mean cost of all of them."""
+    """Predicted cost of a sweep at most: `trials` of the `launchable` candidates, each at the mean cost of all of them.
+
+    It may end before, when no candidate is worth its trial.
+    """
 
     trials: int
+    confirmations: int
+    """Runs of the best after the search, one after another, at the mean cost of what is likely to fit."""
     launchable: int
     trial_s: float
     """Of one trial, on average."""
@@ -26,24 +33,43 @@ class Preview(Frozen):
     """With `lanes` trials side by side."""
     lanes: int
     device_hours: float
+    money: float | None
+    """None without a price."""
 
 
-def preview(
-    forecasts: Sequence[Forecast], measure: MeasureSettings, budget: int | None, lanes: int, world_size: int
-) -> Preview | None:
-    """The cost of trying at most `budget` of the trials in `forecasts`; None where no speed is predicted."""
+@dataclass(frozen=True)
+class Terms:
+    """How a sweep launches: at most `budget` trials of `world_size` devices, `lanes` of them side by side, and how many
+    runs confirm the best."""
+
+    measure: MeasureSettings
+    budget: int | None
+    lanes: int
+    world_size: int
+    confirmations: int = 0
+    price: Price | None = None
+
+
+def preview(forecasts: Sequence[Forecast], terms: Terms) -> Preview | None:
+    """The cost of trying the trials in `forecasts`; None where no speed is predicted."""
+    measure, budget, lanes = terms.measure, terms.budget, terms.lanes
     costs_s = [cost_s for forecast in forecasts if (cost_s := trial_s(forecast, measure)) is not None]
     if not costs_s or len(costs_s) < len(forecasts):
         return None
     trials = len(forecasts) if budget is None else min(budget, len(forecasts))
     mean_s = sum(costs_s) / len(costs_s)
+    whole_s = [cost_s for cost_s, forecast in zip(costs_s, forecasts, strict=True) if forecast.is_likely]
+    confirm_s = terms.confirmations * sum(whole_s) / len(whole_s) if whole_s else 0.0
+    device_s = (trials * mean_s + confirm_s) * terms.world_size
     return Preview(
         trials=trials,
+        confirmations=terms.confirmations if whole_s else 0,
         launchable=len(forecasts),
         trial_s=mean_s,
-        wall_s=mean_s * math.ceil(trials / lanes),
+        wall_s=mean_s * math.ceil(trials / lanes) + confirm_s,
         lanes=lanes,
-        device_hours=trials * mean_s * world_size / 3600,
+        device_hours=device_s / 3600,
+        money=terms.price.of(device_s) if terms.price is not None else None,
     )
 
 

@@ -75,3 +75,21 @@ def test_plan_shows_the_same_predictions(place: Workplace, swept: "subprocess.Co
     assert sum(plan["rejected"].values()) == 1
     assert plan["trials"] == plan["preview"]["trials"] == 1
     assert plan["preview"]["device_hours"] > 0
+
+
+def test_plan_prices_the_sweep_and_the_whole_training(
+    place: Workplace, swept: "subprocess.CompletedProcess[str]"
+) -> None:
+    words = ("train.planned_tokens=36e6", "resources.price_per_device_hour=2.5", "budget.money=1")
+    plan = place.json("plan", "foretold.yaml", *words)
+    assert isinstance(plan, dict)
+    assert (plan["currency"], plan["planned_tokens"]) == ("USD", 36_000_000)
+    assert plan["preview"]["money"] == pytest.approx(2.5 * plan["preview"]["device_hours"])
+    small = plan["candidates"][0]["predicted"]
+    assert small["training"]["training_s"] == pytest.approx(36e6 / small["tokens_per_second"])
+    assert small["training"]["device_hours"] == pytest.approx(small["training"]["training_s"] / 3600)
+    assert small["training"]["money"] == pytest.approx(2.5 * small["training"]["device_hours"])
+    shown = place.run("plan", "foretold.yaml", *words).stdout
+    assert "whole training: 36,000,000 tokens" in shown
+    assert "or 1.00 USD" in shown
+    assert " USD." in next(line for line in shown.splitlines() if line.startswith("Predicted cost: at most 1 trials"))

@@ -26,13 +26,14 @@ from orchestrator.placement.changes import single_changes
 from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
 from orchestrator.placement.platform import Platform
-from orchestrator.placement.preview import trial_s
+from orchestrator.placement.preview import Terms, preview, trial_s
 from orchestrator.placement.rows import Rows, uniform_rows
 from orchestrator.placement.tracing import Untraceable, request_key
 from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
 from orchestrator.predict.overhead import CPU, CUDA
 from orchestrator.predict.time import StepTime
 from orchestrator.report.rows import describe
+from orchestrator.search.cost import Price
 
 
 def test_the_width_of_a_batch_is_the_mean_of_its_longest_row() -> None:
@@ -157,3 +158,30 @@ def test_training_for_the_loss_is_part_of_a_trial_s_cost() -> None:
     trained = trial_s(forecast, MeasureSettings(quality=QualitySettings(train_tokens=50_000)))
     assert plain is not None
     assert trained == pytest.approx(plain + 50.0)
+
+
+def test_a_preview_is_of_trials_and_confirmations_on_their_devices_at_the_price() -> None:
+    made = forecaster(limit_bytes=4 * GIB).forecast(CANDIDATE)
+    time = StepTime(
+        step_s=0.5, tokens_per_second=1000.0, model_flops=1.0, hardware_flops=1.0, mfu=0.1, hfu=0.1, terms=()
+    )
+    likely = replace(made, time=time, probability_fits=0.9)
+    doubtful = replace(likely, probability_fits=0.1)
+    measure = MeasureSettings()
+    whole_s, short_s = trial_s(likely, measure), trial_s(doubtful, measure)
+    assert whole_s is not None
+    assert short_s is not None
+    assert whole_s > short_s
+    terms = Terms(measure, budget=5, lanes=2, world_size=4, confirmations=6, price=Price(2.0, "USD"))
+    cost = preview([likely, doubtful] * 3, terms)
+    assert cost is not None
+    mean_s = (whole_s + short_s) / 2
+    assert (cost.trials, cost.launchable, cost.confirmations) == (5, 6, 6)
+    assert cost.trial_s == pytest.approx(mean_s)
+    assert cost.wall_s == pytest.approx(3 * mean_s + 6 * whole_s), "trials side by side, confirmations one by one"
+    assert cost.device_hours == pytest.approx(4 * (5 * mean_s + 6 * whole_s) / 3600)
+    assert cost.money == pytest.approx(2.0 * cost.device_hours)
+    plain = preview([doubtful], replace(terms, price=None, budget=None))
+    assert plain is not None
+    assert (plain.trials, plain.confirmations, plain.money) == (1, 0, None), "nothing fits, so nothing is confirmed"
+    assert preview([replace(likely, time=None)], terms) is None
