@@ -11,7 +11,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import TrialRecord
 from orchestrator.placement.forecast import Forecaster, cached_tracer, sweep_forecaster
-from orchestrator.placement.gate import ForecastGate
+from orchestrator.placement.gate import ForecastGate, without_hopeless
 from orchestrator.placement.local_devices import cpu_slots, gpus
 from orchestrator.placement.tracing import Untraceable
 from orchestrator.predict import flops
@@ -102,6 +102,13 @@ def build_gate(spec: SweepSpec, facts: Facts, forecaster: Forecaster | None) -> 
     if forecaster is None or not _rejects(spec, facts):
         return None
     return ForecastGate(forecaster, spec.limits.reject_probability)
+
+
+def leave_out_hopeless(spec: SweepSpec, facts: Facts, space: Space, forecaster: Forecaster | None) -> Space:
+    """`space` without what the gate would surely reject."""
+    if forecaster is None or not _rejects(spec, facts):
+        return space
+    return without_hopeless(space, forecaster, spec.limits.reject_probability)
 
 
 def build_forecaster(

@@ -33,6 +33,7 @@ from orchestrator.contract.outcome import (
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import GIB
 from orchestrator.search import ranking
+from orchestrator.search.cost import SweepCost, price_of, sweep_cost
 from orchestrator.search.quality import eval_loss, lossy
 from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import Objective, SweepSpec
@@ -156,6 +157,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "reason": sweep.reason,
         "pool": sweep.pool,
         "mlflow.note.content": _note(sweep, spec, best, launched),
+        **({"currency": spec.resources.currency} if price_of(spec.resources) is not None else {}),
         **({"best.trial": str(best.trial), "best.candidate": best.candidate} if best else {}),
     }
     params = {
@@ -167,7 +169,11 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "data": spec.data.path or spec.data.id or "",
         "model": spec.model.path or spec.model.id or "from the spec",
     }
-    summary = {**_summary(spec.objective, ended, best), "n_rejected": float(len(trials) - len(launched))}
+    rejected = len(trials) - len(launched) + sum(sweep.left_out.values())
+    summary = {**_summary(spec.objective, ended, best), "n_rejected": float(rejected)}
+    baseline = next((trial for trial in trials if trial.is_baseline), None)
+    cost = sweep_cost(trials, best, baseline, price_of(spec.resources), sweep.planned_tokens)
+    summary |= _cost(cost)
     summary |= {} if within is None else {"n_lossy": float(len(barred))}
     totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items()]
     totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
@@ -289,11 +295,6 @@ def _summary(
 ) -> dict[str, float]:
     kinds = [trial.standing.kind for trial in trials if trial.standing]
     baseline = next((trial for trial in trials if trial.is_baseline), None)
-    attempts = [(trial, attempt) for trial in trials for attempt in trial.attempts if attempt.ended_s is not None]
-    device_s = sum(
-        trial.config.world_size * max(0.0, (attempt.ended_s or 0.0) - attempt.dispatched_s)
-        for trial, attempt in attempts
-    )
     summary = {
         "n_trials": float(len(trials)),
         "n_feasible": float(kinds.count("ok")),
@@ -301,7 +302,6 @@ def _summary(
         "n_oom": float(kinds.count("oom_device") + kinds.count("oom_host")),
         "n_failed": float(sum(status_of(trial.standing) == "FAILED" for trial in trials) - kinds.count("oom_device")
                           - kinds.count("oom_host")),
-        "device_hours": device_s / 3600,
     }  # fmt: skip
     if best is not None and best.measurement is not None:
         figures = reported(trials)[best.trial]
@@ -320,6 +320,20 @@ def _summary(
         speedup = ranking.speedup(best, baseline) if baseline else None
         summary |= {"speedup_vs_baseline": speedup} if speedup is not None else {}
     return summary
+
+
+def _cost(cost: SweepCost) -> dict[str, float]:
+    """What the sweep took, and what the whole training takes and saves: predicted from measured tokens/s."""
+    numbers = {
+        "device_hours": cost.device_hours,
+        "money": cost.money,
+        "break_even_tokens": cost.break_even_tokens,
+        "training/best_device_hours": cost.best.device_hours if cost.best is not None else None,
+        "training/baseline_device_hours": cost.baseline.device_hours if cost.baseline is not None else None,
+        "training/saved_device_hours": cost.saved_device_hours,
+        "training/saved_money": cost.saved_money,
+    }
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord], barred: Container[int]) -> list[Point]:

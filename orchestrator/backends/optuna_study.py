@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.backends.guided_sampler import GuidedSampler
 from orchestrator.backends.optuna_store import CANDIDATE, STUDY_FILE, StudyFile, running_trial
-from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT, Verdict, verdict
+from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT, OUTCOME, Verdict, verdict
 from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.guided import Expected
@@ -34,7 +34,6 @@ from orchestrator.space.dimensions import Choice
 from orchestrator.spec.sweep import Objective, Sampler, SearchSection
 from orchestrator.sweep.state import is_final
 
-OUTCOME = "outcome"
 STAND_IN = "stand_in_value"
 """Marks a trial of the study whose value is not a measurement."""
 RE_ASKS = {Sampler.GUIDED: 0, Sampler.TPE: 10, Sampler.GP: 1, Sampler.RANDOM: 0, Sampler.GRID: 0}
@@ -70,7 +69,7 @@ class OptunaStrategy:
         self._baseline_loss: float | None = None
         self._distributions = {name: CategoricalDistribution(choices) for name, choices in space.choices.items()}
         self._guided = self._guided_sampler(expected) if self._sampler is Sampler.GUIDED else None
-        self._known: set[str] = set()
+        self._known = set(space.left_out)
         self._gain: float | None = None
         self._running: dict[str, int] = {}
         self._storage = InMemoryStorage()

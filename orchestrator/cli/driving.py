@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,9 @@ def _drive(order: Order, ledger: Ledger) -> int:
             pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
             forecaster = _forecaster(order, facts, space)
             space = _with_promising(space, forecaster, output)
+            space = wiring.leave_out_hopeless(spec, facts, space, forecaster)
+            if space.left_out:
+                output.say(f"{len(space.left_out)} candidates surely do not fit and are left out.")
             if order.is_new and ledger.exists():
                 name = archive(ledger)
                 output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
@@ -220,7 +224,8 @@ def _record(order: Order, before: SweepRecord | None, found: tuple[Space, Facts]
         "spec_path": order.path,
         "overrides": order.overrides,
         "pool": pool,
-        "candidates": len(space.candidates),
+        "candidates": len(space.candidates) + len(space.left_out),
+        "left_out": dict(Counter(space.left_out.values())),
         "planned_tokens": planned_tokens(order.spec.train, facts.data),
         "updated_s": now_s if before is None else before.updated_s,
     }

@@ -129,6 +129,9 @@ class SweepRecord(Frozen):
     """Driver time over all sessions, for the time budget."""
     pool: str = "ray"
     candidates: int = 0
+    """Of the space, those in `left_out` too."""
+    left_out: dict[str, int] = {}
+    """How many are so sure not to fit that none is proposed, by what they would need most of. They have no record."""
     planned_tokens: int | None = None
     """Tokens without padding of the whole training that the spec plans."""
     reason: str = ""

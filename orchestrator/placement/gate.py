@@ -4,7 +4,12 @@ from orchestrator.contract.outcome import Rejected
 from orchestrator.contract.record import TrialRecord
 from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.tracing import Untraceable
-from orchestrator.space.candidates import Candidate
+from orchestrator.space.candidates import Candidate, Space
+
+SURELY = 0.999
+"""Of not fitting: so sure that a replay of the allocator would not change it, nor a few trials."""
+NEAREST = 20
+"""So many of those that surely do not fit stay, to be judged and recorded one by one: reports show what is closest."""
 
 
 class ForecastGate:
@@ -27,6 +32,23 @@ class ForecastGate:
     def learn(self, record: TrialRecord) -> None:
         """Take a trial that is over into account."""
         self._forecaster.learn(record)
+
+
+def without_hopeless(space: Space, forecaster: Forecaster, reject_probability: float) -> Space:
+    """`space` without the candidates that surely do not fit; why is what they would need most of, and when.
+
+    Thousands of them would each cost a proposal and a record. The baseline stays, and so do those that are nearest to
+    fitting. `forecaster` is prepared for all candidates.
+    """
+    bound = max(reject_probability, SURELY)
+    hopeless: list[tuple[int, str, str]] = []
+    for candidate in space.candidates:
+        if not candidate.is_baseline:
+            rejected = rejection(forecaster.forecast(candidate.config, replays=False), bound)
+            if rejected is not None:
+                term = max(rejected.bill, key=lambda name: rejected.bill[name])
+                hopeless.append((rejected.needed_bytes or 0, candidate.id, f"{term} in {rejected.phase}"))
+    return space.without({identity: reason for _, identity, reason in sorted(hopeless)[NEAREST:]})
 
 
 def rejection(forecast: Forecast, reject_probability: float) -> Rejected | None:

@@ -60,6 +60,8 @@ class Space:
     """The spec has no `search`: these are Brimful's own choices."""
     notes: tuple[str, ...]
     _resolver: "_Resolver" = field(repr=False)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Candidates that are not to be tried: why, by id."""
 
     @property
     def choices(self) -> dict[str, tuple[Choice, ...]]:
@@ -76,6 +78,11 @@ class Space:
         dimension = next(dimension for dimension in self.dimensions if dimension.name == name)
         point = self._resolver.point(chosen)
         return any(dimension.is_active({**point, **entry}) for entry in dimension.entries.values())
+
+    def without(self, reasons: Mapping[str, str]) -> "Space":
+        """This space without the candidates that `reasons` names by id."""
+        kept = tuple(candidate for candidate in self.candidates if candidate.id not in reasons)
+        return replace(self, candidates=kept, left_out={**self.left_out, **reasons})
 
     def including(self, points: Iterable[Mapping[str, Choice]]) -> "Space":
         """This space with the candidates of `points` (choices by dimension) as well, as far as they are legal and new.

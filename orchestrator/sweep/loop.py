@@ -100,6 +100,7 @@ class _Driver:
             started_s=self._started_s,
             elapsed_before_s=self._elapsed_before_s,
             max_concurrent_trials=spec.resources.max_concurrent_trials,
+            left_out=sum(self._sweep.left_out.values()),
             worth=Worth(
                 price=price_of(spec.resources),
                 stop_below_gain=spec.search.stop_below_gain if spec.search is not None else STOP_BELOW_GAIN,

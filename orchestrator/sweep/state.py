@@ -150,6 +150,8 @@ class Setting:
     elapsed_before_s: float = 0.0
     """Driver time of earlier sessions."""
     max_concurrent_trials: int | None = None
+    left_out: int = 0
+    """Candidates that are never proposed, because they surely do not fit."""
     worth: Worth = field(default_factory=Worth)
     to_beat: Callable[[TrialRecord, Iterable[TrialRecord]], float | None] = lambda record, records: None
     """Tokens/s below which a trial is not worth measuring any longer, from all trials."""
@@ -384,7 +386,7 @@ class SweepMachine:
 
     @property
     def _left_out(self) -> str:
-        rejected = len(self._records) - self._tried
+        rejected = len(self._records) - self._tried + self._setting.left_out
         return f" but {rejected} that are predicted not to fit" if rejected else ""
 
     def _trials_used_up(self) -> str:
