@@ -100,6 +100,8 @@ class LineView:
             f"[{len(summary.ended)}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
             f"{' (best so far)' if is_best else ''}{left}"
         )
+        if row.is_baseline and summary.loss_warning:
+            self._output.say(f"Warning: {summary.loss_warning}")
 
     def _tell_confirmation(self, trial: TrialRecord, summary: Summary) -> None:
         if trial.running is not None:
@@ -183,7 +185,8 @@ class LiveView:
         parts.append(self._running(summary))
         ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
         parts += [Text(f"  trial {row.trial} {row.label}: {result_text(row)}", style=_style(row)) for row in ended]
-        parts += [Text(remark, style="yellow") for remark in self._remarks[-3:]]
+        remarks = [*([summary.loss_warning] if summary.loss_warning else []), *self._remarks[-3:]]
+        parts += [Text(remark, style="yellow") for remark in remarks]
         return Group(*parts)
 
     def _ended_s(self, trial: int) -> float:
@@ -212,7 +215,7 @@ def _head(summary: Summary, elapsed_s: float) -> str:
     text += f", {summary.fit} fit, {summary.out_of_memory} out of memory"
     other = done - summary.fit - summary.out_of_memory
     text += f", {other} other" if other else ""
-    text += f", {len(summary.rejected)} not launched" if summary.rejected else ""
+    text += f", {summary.not_launched} not launched" if summary.not_launched else ""
     text += f", {format_duration(elapsed_s)} so far"
     return text + (f", about {format_duration(left_s)} left" if left_s else "")
 

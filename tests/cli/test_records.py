@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import config, new_ledger, ok, spec
+from fakes import config, new_ledger, ok, oom, spec
 
 from orchestrator.cli.live import LineView
 from orchestrator.cli.output import Output
@@ -14,7 +14,7 @@ from orchestrator.cli.results import ResultFiles, conclude
 from orchestrator.contract.errors import UsageError
 from orchestrator.contract.outcome import Cancelled, Outcome
 from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
-from orchestrator.spec.sweep import TrackingSection
+from orchestrator.spec.sweep import LimitsSection, SearchSection, TrackingSection
 from orchestrator.sweep.ledger import Ledger
 
 
@@ -70,6 +70,23 @@ def test_a_resumed_sweep_counts_on_and_tells_no_end_of_what_was_cancelled(
     assert capsys.readouterr().err == ""
     view.trial_changed(record(1, ok()))
     assert capsys.readouterr().err.startswith("[2/4] trial 1 mb2: ok, ")
+
+
+def test_a_baseline_without_a_loss_is_warned_of_as_soon_as_it_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = spec(
+        limits=LimitsSection(eval_loss_within=0.02),
+        search=SearchSection(baseline={"micro_batch": 1}),
+        measure={"quality": {"train_tokens": 1}},
+    )
+    ledger = new_ledger(tmp_path, of)
+    view = LineView(ledger, Output())
+    view.sweep_changed(ledger.read_sweep())
+    view.trial_changed(record(0, oom()).model_copy(update={"is_baseline": True}))
+    view.trial_changed(record(1, ok()))
+    said = capsys.readouterr().err
+    assert said.count("Warning: limits.eval_loss_within compares nothing: the baseline (trial 0) has no eval loss") == 1
 
 
 def test_the_best_of_a_sweep_before_its_first_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ MACHINES = {
     "llama2-70b-lora-2x8h100": "2x8h100",
     "llama3-8b-lora-8xa100": "8xa100-80",
     "mistral-7b-1x24gb": "1x24gb",
+    "quality": "this-machine",
     "quickstart": "this-machine",
     "qwen2.5-3b-2xa10": "2xa10",
 }
