@@ -131,7 +131,7 @@ def page(result: Comparison, command: str) -> str:
         "",
         "## What the autotuner ran",
         "",
-        "The metric is its own; 0 or none means that the run failed.",
+        _buckets(result.autotuner.experiments),
         "",
         *_experiments(result.autotuner.experiments),
         "",
@@ -178,13 +178,22 @@ def _turns(result: Comparison) -> list[str]:
     return [*lines, "", text]
 
 
+def _buckets(experiments: tuple[Experiment, ...]) -> str:
+    varied = [each for each in experiments if each.varies_buckets]
+    return (
+        f"The metric is its own. {len(varied)} of its {len(experiments)} experiments vary bucket sizes; they took"
+        f" {sum(each.duration_s for each in varied):.0f} of the {sum(each.duration_s for each in experiments):.0f} s of"
+        " all, the autotuner's waiting left out."
+    )
+
+
 def _experiments(experiments: tuple[Experiment, ...]) -> list[str]:
     return [
-        "| experiment | ZeRO stage | micro-batch | metric, samples/s | why not |",
-        "|---|---|---|---|---|",
+        "| experiment | ZeRO stage | micro-batch | metric, samples/s | duration, s | why not |",
+        "|---|---|---|---|---|---|",
         *(
-            f"| {each.name} | {each.zero_stage} | {each.micro_batch} |"
-            f" {'none' if each.metric is None else f'{each.metric:.2f}'} | {_short(each.error)} |"
+            f"| {each.name} | {each.zero_stage} | {each.micro_batch} | {_metric(each)} | {each.duration_s:.1f} |"
+            f" {_short(each.error)} |"
             for each in experiments
         ),
     ]
@@ -192,6 +201,10 @@ def _experiments(experiments: tuple[Experiment, ...]) -> list[str]:
 
 def _rate(tokens_per_second: float | None) -> str:
     return "failed" if tokens_per_second is None else f"{tokens_per_second:,.0f}"
+
+
+def _metric(experiment: Experiment) -> str:
+    return "none" if experiment.metric is None else f"{experiment.metric:.2f}"
 
 
 def _short(error: str | None) -> str:

@@ -25,13 +25,18 @@ _STOP_PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run of the user's script. `metric` is the autotuner's own (samples/s); None: the run brought none."""
+    """One run of the user's script. `metric` is the autotuner's own (samples/s); None: the run brought none.
+
+    `duration_s` is from the launch to the end of the run, without the autotuner's waiting.
+    """
 
     name: str
     zero_stage: int
     micro_batch: int
     metric: float | None
     error: str | None
+    duration_s: float
+    varies_buckets: bool
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ def _written_s(path: Path) -> float:
 
 
 def read_experiment(folder: Path) -> Experiment:
-    """One experiment's folder: `exp.json`, `metrics.json` where it ran to its end, and `stderr.log`."""
+    """One experiment's folder: `exp.json`, written as it starts, two logs, and `metrics.json` if it ran to its end."""
     document = json.loads((folder / "exp.json").read_text())
     config = document["ds_config"]
     metrics = folder / "metrics.json"
@@ -192,6 +197,8 @@ def read_experiment(folder: Path) -> Experiment:
         micro_batch=config["train_micro_batch_size_per_gpu"],
         metric=metric,
         error=None if has_result else last_error(folder / "stderr.log"),
+        duration_s=max(_written_s(path) for path in folder.iterdir()) - _written_s(folder / "exp.json"),
+        varies_buckets="reduce_bucket_size" in config["zero_optimization"],
     )
 
 

@@ -23,20 +23,25 @@ from benchmarks.autotuner_run import (
 OUT_OF_MEMORY = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
 
 
-def experiment(results: Path, name: str, stage: int, micro_batch: int, throughput: float | None) -> None:
+def experiment(
+    results: Path, name: str, zero: dict[str, object], micro_batch: int, throughput: float | None, took_s: int = 20
+) -> None:
     folder = results / name
     folder.mkdir(parents=True)
-    config = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": micro_batch}
+    config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": micro_batch}
     (folder / "exp.json").write_text(json.dumps({"name": name, "ds_config": config}))
     (folder / "stderr.log").write_text("" if throughput else f"Traceback:\n[rank0]: {OUT_OF_MEMORY}\n")
     if throughput is not None:
         (folder / "metrics.json").write_text(json.dumps({"latency": 1.0, "throughput": throughput}))
+    for path in folder.iterdir():
+        os.utime(path, (1000 + took_s, 1000 + took_s))
+    os.utime(folder / "exp.json", (1000, 1000))
 
 
 def test_an_experiment_that_ran_has_its_metric_and_one_that_did_not_its_error(tmp_path: Path) -> None:
     results = tmp_path / "autotuning_results"
-    experiment(results, "z0_gas8_tmbspg1", 0, 1, 12.5)
-    experiment(results, "z0_gas1_tmbspg8", 0, 8, None)
+    experiment(results, "z0_gas8_tmbspg1", {"stage": 0}, 1, 12.5)
+    experiment(results, "z1_rbs5.0e+07_tmspg8", {"stage": 1, "reduce_bucket_size": 5e7}, 8, None, took_s=15)
     optimal = {"zero_optimization": {"stage": 0}, "train_micro_batch_size_per_gpu": 1}
     (results / "ds_config_optimal.json").write_text(json.dumps(optimal))
     (tmp_path / "stub_calls.txt").write_text("pdsh -f 1024 -w localhost pkill -f z0_gas8_tmbspg1\n")
@@ -44,14 +49,15 @@ def test_an_experiment_that_ran_has_its_metric_and_one_that_did_not_its_error(tm
     result = read_result(tmp_path, wall_s=100.0)
 
     by_name = {each.name: each for each in result.experiments}
-    assert by_name["z0_gas8_tmbspg1"] == Experiment("z0_gas8_tmbspg1", 0, 1, 12.5, None)
-    assert by_name["z0_gas1_tmbspg8"] == Experiment("z0_gas1_tmbspg8", 0, 8, None, OUT_OF_MEMORY)
+    assert by_name["z0_gas8_tmbspg1"] == Experiment("z0_gas8_tmbspg1", 0, 1, 12.5, None, 20.0, False)
+    varied = by_name["z1_rbs5.0e+07_tmspg8"]
+    assert varied == Experiment("z1_rbs5.0e+07_tmspg8", 1, 8, None, OUT_OF_MEMORY, 15.0, True)
     assert (result.launches, result.label) == (2, "z0 mb1")
     assert result.cleanups == ("pdsh -f 1024 -w localhost pkill -f z0_gas8_tmbspg1",)
 
 
 def test_an_autotuner_that_found_nothing_has_no_winner(tmp_path: Path) -> None:
-    experiment(tmp_path / "autotuning_results", "profile_model_info", 3, 1, None)
+    experiment(tmp_path / "autotuning_results", "profile_model_info", {"stage": 3}, 1, None)
     result = read_result(tmp_path, wall_s=60.0)
     assert (result.optimal, result.label, result.own_s) == (None, "none", None)
 
@@ -100,7 +106,10 @@ def test_the_ratio_is_over_pairs_in_which_both_ran() -> None:
 
 def comparison(pairs: tuple[Pair, ...], wall_s: float) -> Comparison:
     optimal = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 8}
-    experiments = (Experiment("z1_gas1_tmbspg8", 1, 8, 30.0, None), Experiment("z0", 0, 8, None, OUT_OF_MEMORY))
+    experiments = (
+        Experiment("z1_gas1_tmbspg8", 1, 8, 30.0, None, 25.0, False),
+        Experiment("z1_rbs5.0e+07_tmspg8", 1, 8, None, OUT_OF_MEMORY, 15.0, True),
+    )
     return Comparison(
         machine="a machine",
         versions={"deepspeed": "0.19.8"},
@@ -121,6 +130,7 @@ def test_the_page_says_what_is_met_and_what_is_not() -> None:
     assert "reaches 1.500 times the autotuner's (medians; target: at least 1.0, met)" in text
     assert "| Brimful, `--pool ray` | 99.0 | 11 | 6 | 1 | full z0 mb1 fp32 |" in text
     assert "| DeepSpeed's autotuner | 1000.0 | 2 | 0 | 1 | z1 mb8 |" in text
+    assert "1 of its 2 experiments vary bucket sizes; they took 15 of the 40 s" in text
     text = page(comparison((Pair(100.0, 90.0), Pair(None, 90.0)), wall_s=101.0), "the command")
     assert "took 0.101 of the autotuner's wall time (target: at most 0.1, not met)" in text
     assert "there is no ratio" in text
