@@ -91,7 +91,7 @@ def status_row(summary: Summary) -> StatusRow:
         fit=summary.fit,
         out_of_memory=summary.out_of_memory,
         other=done - summary.fit - summary.out_of_memory,
-        rejected=len(summary.rejected),
+        rejected=summary.not_launched,
         best_trial=best.trial if best else None,
         best_label=best.label if best else None,
         best_tokens_per_second=best.tokens_per_second if best else None,
@@ -105,7 +105,7 @@ def status_row(summary: Summary) -> StatusRow:
 def total_trials(summary: Summary) -> int:
     """How many trials the sweep will have at most."""
     budget = SweepSpec.model_validate(summary.sweep.spec).budget.trials
-    total = (summary.sweep.candidates or len(summary.rows)) - len(summary.rejected)
+    total = (summary.sweep.candidates or len(summary.rows)) - summary.not_launched
     return min(total, budget) if budget is not None else total
 
 

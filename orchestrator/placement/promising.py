@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.placement.forecast import Forecast, Forecaster
-from orchestrator.search.guided import PROBABILITY_POWER
 from orchestrator.space.candidates import Candidate, Space
 from orchestrator.space.dimensions import Choice
 
 STARTS = 8
+ODDS_POWER = 4.0
+"""Of the odds of fitting, in what a climb looks for: a launch that runs out teaches less than one that fits."""
 _LEAST_GAIN = 1e-6
 """In log units: choices of which none is better leave a knob where it is."""
 
@@ -51,7 +52,7 @@ def with_promising(space: Space, forecaster: Forecaster) -> Space:
 def merit(forecast: Forecast) -> float:
     """By what a search prefers it before anything was measured: log of tokens/s times a power of the odds."""
     odds = 1.0 if forecast.probability_fits is None else forecast.probability_fits
-    return math.log(max(forecast.tokens_per_second, 1e-9)) + PROBABILITY_POWER * math.log(max(odds, 1e-12))
+    return math.log(max(forecast.tokens_per_second, 1e-9)) + ODDS_POWER * math.log(max(odds, 1e-12))
 
 
 class _Climb:

@@ -64,6 +64,11 @@ class Summary:
         return tuple(row for row in self.rows if row.outcome is not None and row.outcome["kind"] == REJECTED)
 
     @property
+    def not_launched(self) -> int:
+        """How many candidates are predicted not to fit: those in `rejected`, and those too sure to be proposed."""
+        return len(self.rejected) + sum(self.sweep.left_out.values())
+
+    @property
     def counts(self) -> Counter[str]:
         """Ended trials by outcome kind."""
         return Counter(str(row.outcome["kind"]) for row in self.ended if row.outcome is not None)

@@ -132,8 +132,9 @@ def rejected_table(summary: Summary) -> Table:
         )
         for row in summary.rejected
     )
+    nearest = f"; the nearest {len(cells)}" if len(cells) < summary.not_launched else ""
     return Table(
-        f"{len(cells)} candidates are predicted not to fit and were not launched",
+        f"{summary.not_launched} candidates are predicted not to fit and were not launched{nearest}",
         columns,
         tuple(cell for _, cell in cells),
     )
@@ -173,8 +174,8 @@ def headline(summary: Summary) -> tuple[str, ...]:
     if summary.best is not None and summary.best.reaches_sequence_length is False:
         lines.append("No row of the data is as long as sequence_length, so rows of that length were not tried.")
     lines += loss_headline(summary)
-    if summary.rejected:
-        lines.append(_rejected_line(len(summary.rejected)))
+    if summary.not_launched:
+        lines.append(_rejected_line(summary.not_launched))
     lines += cost_headline(summary)
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
         lines.append(f"The sweep is {summary.sweep.state}: {summary.sweep.reason}.")
