@@ -10,14 +10,11 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT
-from orchestrator.search.guided import Expected, Guided, Limits, Observation, Prediction, Suggestion
+from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT, OUTCOME
+from orchestrator.search.guided import UNKNOWN_NEED, Expected, Guided, Limits, Observation, Prediction, Suggestion
 from orchestrator.search.residuals import Amplitudes, Axis
 from orchestrator.space.dimensions import Choice
 
-_UNKNOWN_NEED = 0.6
-"""Of the limit, that a point is taken to need where nothing is predicted."""
-_UNPREDICTED_SPEED = (Amplitudes(0.5, 0.3, 0.3, 0.03),)
 _UNPREDICTED_MEMORY = (Amplitudes(0.3, 0.3, 0.2, 0.03),)
 """Where nothing is predicted, the knobs explain all."""
 _MONOTONE = ("micro_batch",)
@@ -57,8 +54,7 @@ class GuidedSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The choices of one point; empty when all were tried."""
-        observations, running = self._read(study)
-        self.suggestion = self._guided.ask(observations, running)
+        self.suggestion = self._guided.ask(*self._read(study))
         return {} if self.suggestion is None else dict(self._points[self.suggestion.candidate])
 
     def sample_independent(
@@ -67,20 +63,22 @@ class GuidedSampler(BaseSampler):
         """A knob that the proposed point leaves open."""
         return self._fallback.sample_independent(study, trial, param_name, param_distribution)
 
-    def _read(self, study: Study) -> tuple[list[Observation], list[int]]:
-        """What the study has seen of the points; those of which it says nothing count as running."""
+    def _read(self, study: Study) -> tuple[list[Observation], list[int], list[int]]:
+        """What the study has seen of the points, which run, and which ended without a word."""
         seen: dict[int, Observation] = {}
-        others: list[int] = []
+        running: set[int] = set()
+        closed: set[int] = set()
         for past in study.get_trials(deepcopy=False):
             candidate = self._index.get(_key(past.params))
             if candidate is None:
                 continue
-            observation = _observation(candidate, past)
-            if observation is None:
-                others.append(candidate)
-            else:
+            if not past.state.is_finished():
+                running.add(candidate)
+            elif observation := _observation(candidate, past):
                 seen[candidate] = observation
-        return list(seen.values()), [candidate for candidate in dict.fromkeys(others) if candidate not in seen]
+            else:
+                closed.add(candidate)
+        return list(seen.values()), sorted(running - seen.keys()), sorted(closed - running - seen.keys())
 
 
 def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
@@ -89,9 +87,16 @@ def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
         need = None if excess is None or excess <= -1 else log(1 + excess)
         overshoot = trial.constraints.get(LOSS_CONSTRAINT)
         log_loss = None if overshoot is None or overshoot <= -1 else log(1 + overshoot)
-        return Observation(candidate, "ok", log(trial.value), need, log_loss=log_loss)
+        is_over = excess is not None and excess > 0
+        return Observation(candidate, "ok", log(trial.value), need, is_over=is_over, log_loss=log_loss)
     if trial.state is TrialState.PRUNED and excess is not None and excess > 0:
-        return Observation(candidate, "oom_device")
+        match trial.user_attrs.get(OUTCOME):
+            case "rejected":
+                return None
+            case "oom_host":
+                return Observation(candidate, "oom_host")
+            case _:
+                return Observation(candidate, "oom_device")
     return None
 
 
@@ -114,8 +119,8 @@ def _guided(
     monotone = tuple(number for number, name in enumerate(distributions) if name in _MONOTONE)
     levels = np.array(columns, dtype=np.int64).T.reshape(len(points), len(axes))
     if expected is None:
-        flat = Prediction(np.zeros(len(points)), np.full(len(points), log(_UNKNOWN_NEED)))
-        return Guided(levels, tuple(axes), flat, Limits(0.0), _UNPREDICTED_SPEED, _UNPREDICTED_MEMORY, monotone)
+        flat = Prediction(None, np.full(len(points), log(UNKNOWN_NEED)))
+        return Guided(levels, tuple(axes), flat, Limits(0.0), memory=_UNPREDICTED_MEMORY, monotone=monotone)
     prediction = Prediction(
         np.log([max(each.tokens_per_second, 1e-9) for each in expected]),
         np.log([max(each.share_of_limit, 1e-9) for each in expected]),

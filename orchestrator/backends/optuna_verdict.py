@@ -28,6 +28,8 @@ from orchestrator.contract.outcome import (
 MEMORY_CONSTRAINT = "memory"
 LOSS_CONSTRAINT = "eval_loss"
 """Where the spec bounds the eval loss: how far it is above the greatest allowed, as a fraction of that."""
+OUTCOME = "outcome"
+"""The user attribute of a study's trial that tells which kind of outcome it had."""
 SMALLEST_OVERSHOOT = 0.01
 """A failed allocation breaks the constraint by at least this fraction of the limit, whatever its sizes add up to."""
 UNKNOWN_OVERSHOOT = 0.5

@@ -6,26 +6,34 @@ Stateless: an answer follows from the observations and what is running, so that 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import log
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from orchestrator.search.residuals import Amplitudes, Axis, Belief, Floats, Levels, fit
+from orchestrator.search.residuals import Amplitudes, Axis, Belief, Floats, Levels, Residuals, Rows
+from orchestrator.search.trust import CONTRAST, is_useless, wants_contrast
 
-SPEED = (Amplitudes(0.3, 0.10, 0.10, 0.02),)
-"""Of log(measured / predicted throughput). One set did as well as a choice of three on fifteen landscapes
-(`benchmarks/search_factory.py`)."""
+SPEED = (Amplitudes(0.3, 0.05, 0.05, 0.02), Amplitudes(0.3, 0.10, 0.10, 0.02), Amplitudes(0.4, 0.20, 0.20, 0.02))
 MEMORY = (Amplitudes(0.10, 0.02, 0.02, 0.01), Amplitudes(0.2, 0.06, 0.05, 0.02), Amplitudes(0.3, 0.15, 0.12, 0.03))
-"""Of log(measured / predicted need): a good prediction, a middling one, one that is wrong about some knobs."""
+"""Of log(measured / predicted), throughput and need: a good prediction, a middling one, one that is wrong about some
+knobs. The likeliest counts."""
 LOSS = (Amplitudes(0.05, 0.01, 0.005, 0.002), Amplitudes(0.1, 0.05, 0.02, 0.005), Amplitudes(0.3, 0.15, 0.05, 0.01))
 """Of log(eval loss / greatest allowed), unpredicted: candidates that learn nearly alike, and others."""
+UNPREDICTED_SPEED = (Amplitudes(0.5, 0.3, 0.3, 0.03),)
+"""Of log throughput where nothing is predicted: the knobs explain all."""
+UNKNOWN_NEED = 0.6
+"""Of the limit, that a candidate is taken to need where nothing is predicted."""
 LEAST_DEVIATION = 0.02
 """Of a memory belief: peaks of one configuration vary by more on every device."""
-PROBABILITY_POWER = 4.0
-"""Of P(fits) in the score: against 2, it takes launches that run out of memory from 14 to 5 % on those landscapes, at
-no cost in launches to the best."""
+PROBABILITY_POWER = 3.0
+BEARABLE = 0.08
+POWER_SLOPE = 20.0
+"""Of P(fits) in the score, and how it grows with the share of launches that ran out of memory beyond what is
+bearable. A power of 2 finds the best as soon, and runs out more often; 4 finds the last percent more seldom."""
 LEAST_LOSS_DEVIATION = 0.001
 """Of a loss belief: another order of sums alone moves a loss by less (`tests/trial/test_quality.py`)."""
 MARGIN = 0.02
@@ -44,9 +52,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Before anything is measured, for each candidate: natural logarithms of tokens/s and of needed bytes."""
+    """Before anything is measured, for each candidate: natural logarithms of tokens/s (None: nothing is predicted of
+    them) and of needed bytes."""
 
-    log_speed: Floats
+    log_speed: Floats | None
     log_device: Floats
     log_host: Floats | None = None
 
@@ -61,20 +70,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Observation:
-    """What became of a candidate. A run that ran out needs at least the limit; one that says nothing is left out."""
+    """What became of a candidate that says something. A run that ran out needs at least the limit; one that ran over a
+    limit is `ok`, with what it needed, and `is_over`."""
 
     candidate: int
     outcome: Literal["ok", "oom_device", "oom_host"]
     log_speed: float = 0.0
     log_device: float | None = None
     log_host: float | None = None
+    is_over: bool = False
     log_loss: float | None = None
     """Of its eval loss over the greatest that may win; None where no loss was taken or none bounds it."""
 
     @property
     def may_win(self) -> bool:
-        """False: it loses too much and is nothing to improve on, however fast."""
-        return self.log_loss is None or self.log_loss <= 0
+        """False: it needs or loses too much and is nothing to improve on, however fast."""
+        return not self.is_over and (self.log_loss is None or self.log_loss <= 0)
 
 
 @dataclass(frozen=True)
@@ -100,16 +111,22 @@ class Guided:
     monotone: tuple[int, ...] = field(default=())
     """Columns of `levels` along which memory never falls, all else equal."""
 
-    def ask(self, observations: Sequence[Observation], running: Sequence[int] = ()) -> Suggestion | None:
-        """The most promising candidate that was not tried and does not run; None when there is none left."""
-        tried = {seen.candidate for seen in observations} | set(running)
+    def ask(
+        self, observations: Sequence[Observation], running: Sequence[int] = (), closed: Sequence[int] = ()
+    ) -> Suggestion | None:
+        """The most promising candidate that was not tried and does not run; None when there is none left.
+
+        `closed` were tried and say nothing: killed, lost, never launched.
+        """
+        tried = {seen.candidate for seen in observations} | set(running) | set(closed)
         if len(tried) == len(self.levels):
             return None
-        fits = self._fits(observations, running)
+        fits = self._fits(observations)
         speed = self._speed(observations, running)
         gains = self._gains(speed, observations, running)
         keeps = self._keeps_quality(observations)
-        scores = gains * fits**PROBABILITY_POWER * keeps
+        power = _caution(observations)
+        scores = gains * fits**power * keeps
         open_ones = np.ones(len(self.levels), dtype=bool)
         open_ones[list(tried)] = False
         open_ones &= ~self._dominated(observations)
@@ -117,6 +134,9 @@ class Guided:
             return None
         if not np.any(scores[open_ones] > 0):
             scores = fits
+        probes = open_ones & self._contrasting(observations, running)
+        if probes.any():
+            scores, open_ones = np.exp(speed.mean) * fits**power, probes
         chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
         has_best = any(seen.outcome == "ok" and seen.may_win for seen in observations)
         gain = float(gains[chosen] * fits[chosen] * keeps[chosen]) if has_best else None
@@ -126,52 +146,55 @@ class Guided:
         """Log tokens/s of every candidate, after the observations."""
         return self._speed(observations, ())
 
-    def _speed(self, observations: Sequence[Observation], running: Sequence[int]) -> Belief:
-        seen = [seen for seen in observations if seen.outcome == "ok"]
-        rows = np.array([each.candidate for each in seen], dtype=np.int64)
-        residuals = np.array([each.log_speed for each in seen]) - self.prediction.log_speed[rows]
-        return self._after(self.prediction.log_speed, rows, residuals, running, self.speed)
+    def leading_speed(self, observations: Sequence[Observation]) -> Floats | None:
+        """The predicted log tokens/s that it starts from; None without, and once trials show that they are no guide."""
+        predicted = self.prediction.log_speed
+        rows, measured = _measured(observations)
+        return None if predicted is None or is_useless(predicted[rows], measured) else predicted
 
-    def _after(
-        self,
-        prior: Floats,
-        rows: NDArray[np.int64],
-        residuals: Floats,
-        running: Sequence[int],
-        choices: tuple[Amplitudes, ...],
-    ) -> Belief:
-        """Prior and residuals; what runs is taken to come out as believed, so that it is not asked for again."""
-        belief = fit(self.levels, rows, residuals, self.axes, choices)
+    @cached_property
+    def _residuals(self) -> Residuals:
+        return Residuals(self.levels, self.axes)
+
+    def _speed(self, observations: Sequence[Observation], running: Sequence[int]) -> Belief:
+        """What runs is taken to come out as believed, so that it is not asked for again."""
+        rows, measured = _measured(observations)
+        prior, choices = self.leading_speed(observations), self.speed
+        if prior is None:
+            level = float(measured.mean()) if len(measured) else 0.0
+            prior, choices = np.full(len(self.levels), level), UNPREDICTED_SPEED
         waiting = np.array([each for each in running if each not in set(rows.tolist())], dtype=np.int64)
-        if len(waiting):
-            rows = np.concatenate([rows, waiting])
-            belief = fit(self.levels, rows, np.concatenate([residuals, belief.mean[waiting]]), self.axes, choices)
+        belief = self._residuals.fit(rows, measured - prior[rows], choices).belief(waiting)
         return Belief(prior + belief.mean, belief.deviation)
 
-    def _fits(self, observations: Sequence[Observation], running: Sequence[int]) -> Floats:
+    def _fits(self, observations: Sequence[Observation]) -> Floats:
         device = self._memory(observations, "oom_device", self.prediction.log_device, self.limits.log_device)
-        if self.prediction.log_host is None or self.limits.log_host is None:
-            return device
-        return device * self._memory(observations, "oom_host", self.prediction.log_host, self.limits.log_host)
+        if self.prediction.log_host is not None and self.limits.log_host is not None:
+            return device * self._memory(observations, "oom_host", self.prediction.log_host, self.limits.log_host)
+        if any(seen.outcome == "oom_host" for seen in observations):
+            return device * self._memory(observations, "oom_host", np.full(len(self.levels), log(UNKNOWN_NEED)), 0.0)
+        return device
 
     def _memory(self, observations: Sequence[Observation], oom: str, prior: Floats, limit: float) -> Floats:
-        """P(fits) of every candidate. A run that ran out counts as what is believed of it, at least the limit."""
+        """P(fits) of every candidate. A run that ran out counts as what is believed of it, at least the limit; one
+        that ran without a figure as what is predicted."""
         known = [
-            (seen.candidate, value)
+            (seen.candidate, prior[seen.candidate] if value is None else value)
             for seen in observations
-            if (value := seen.log_device if oom == "oom_device" else seen.log_host) is not None
+            if seen.outcome == "ok"
+            for value in (seen.log_device if oom == "oom_device" else seen.log_host,)
         ]
         rows = np.array([candidate for candidate, _ in known], dtype=np.int64)
         residuals = np.array([value for _, value in known]) - prior[rows]
-        belief = fit(self.levels, rows, residuals, self.axes, self.memory)
+        process = self._residuals.fit(rows, residuals, self.memory)
         censored = np.array([seen.candidate for seen in observations if seen.outcome == oom], dtype=np.int64)
         if len(censored):
             least = limit + CENSORED_STEP - prior[censored]
-            values = np.maximum(belief.mean[censored], least)
             # a run that was thought to need more than the limit anyway has nothing to teach
-            surprising = belief.mean[censored] < least
+            surprising = process.mean(censored) < least
             rows = np.concatenate([rows, censored[surprising]])
-            belief = fit(self.levels, rows, np.concatenate([residuals, values[surprising]]), self.axes, self.memory)
+            process = self._residuals.fit(rows, np.concatenate([residuals, least[surprising]]), self.memory)
+        belief = process.belief(np.array([], dtype=np.int64))
         deviation = np.maximum(belief.deviation, LEAST_DEVIATION)
         return _cumulative((limit - MARGIN - prior - belief.mean) / deviation)
 
@@ -196,8 +219,17 @@ class Guided:
         if not known:
             return np.ones(len(self.levels))
         rows = np.array([candidate for candidate, _ in known], dtype=np.int64)
-        belief = fit(self.levels, rows, np.array([value for _, value in known]), self.axes, LOSS)
+        process = self._residuals.fit(rows, np.array([value for _, value in known]), LOSS)
+        belief = process.belief(np.array([], dtype=np.int64))
         return _cumulative(-belief.mean / np.maximum(belief.deviation, LEAST_LOSS_DEVIATION))
+
+    def _contrasting(self, observations: Sequence[Observation], running: Sequence[int]) -> NDArray[np.bool_]:
+        """Candidates that would show whether predicted speeds are a guide; none where nobody asks."""
+        rows, measured = _measured(observations)
+        speed = self.prediction.log_speed
+        if speed is None or not wants_contrast(speed[rows], measured, speed[list(running)]):
+            return np.zeros(len(self.levels), dtype=bool)
+        return np.asarray(speed < speed[rows].max() - CONTRAST)
 
     def _dominated(self, observations: Sequence[Observation]) -> NDArray[np.bool_]:
         """Candidates that surely need no less than one that ran out: the same but along monotone columns."""
@@ -211,6 +243,18 @@ class Guided:
             greater = np.all(self.levels[:, self.monotone] >= own[list(self.monotone)], axis=1)
             dominated |= equal & greater
         return dominated
+
+
+def _caution(observations: Sequence[Observation]) -> float:
+    """The power of P(fits): where too many launches ran out of memory, the next must be surer to fit."""
+    ran_out = sum(seen.outcome != "ok" for seen in observations) / max(len(observations), 10)
+    return PROBABILITY_POWER + POWER_SLOPE * max(ran_out - BEARABLE, 0.0)
+
+
+def _measured(observations: Sequence[Observation]) -> tuple[Rows, Floats]:
+    """Those that ran, and their log tokens/s."""
+    ran = [seen for seen in observations if seen.outcome == "ok"]
+    return np.array([seen.candidate for seen in ran], dtype=np.int64), np.array([seen.log_speed for seen in ran])
 
 
 def _cumulative(z: Floats) -> Floats:

@@ -5,6 +5,7 @@ covariance is between equal levels alone and the rest falls with distance, so th
 smeared over its neighbours. A knob that has no effect beside the others is a level of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,56 +61,100 @@ class Belief:
     deviation: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Geometry:
-    """How alike configurations are: `total` over single knobs (0 to 1), and `product` over all of them."""
+class Residuals:
+    """How alike the configurations of a space are, and what that says about residuals of any quantity.
 
-    total: Floats
-    product: Floats
+    It keeps covariances with what was seen, for the next question, and no observations.
+    """
 
-    def covariance(self, amplitudes: Amplitudes) -> Floats:
-        """One row for each configuration, one column for each that was seen."""
-        return amplitudes.offset**2 + amplitudes.knob**2 * self.total + amplitudes.product**2 * self.product
+    def __init__(self, levels: Levels, axes: Sequence[Axis]) -> None:
+        self._levels = levels
+        self._tables = [axis.table() for axis in axes]
+        self._places: dict[int, int] = {}
+        self._total = np.empty((0, len(levels)))
+        self._product = np.empty((0, len(levels)))
+
+    @property
+    def size(self) -> int:
+        """How many configurations there are."""
+        return len(self._levels)
+
+    def fit(self, seen: Rows, residuals: Floats, choices: Sequence[Amplitudes]) -> "Process":
+        """What residuals at the rows `seen` say of all; of `choices` the likeliest counts, without any the first."""
+        own = self.alike(seen, seen)
+        processes = [Process(self, seen, residuals, own, amplitudes) for amplitudes in choices]
+        return max(processes, key=lambda process: process.log_likelihood)
+
+    def alike(self, seen: Rows, rows: Rows | None = None) -> tuple[Floats, Floats]:
+        """Of those at `seen` with those at `rows` (None: all): the sum over knobs and the product over knobs."""
+        places = self._places_of(seen)
+        if rows is None:
+            return self._total[places], self._product[places]
+        at = np.ix_(places, rows)
+        return self._total[at], self._product[at]
+
+    def prior_deviation(self, amplitudes: Amplitudes) -> float:
+        """Of a residual of which nothing is known."""
+        knobs = amplitudes.knob**2 * len(self._tables)
+        return float(np.sqrt(amplitudes.offset**2 + knobs + amplitudes.product**2))
+
+    def _places_of(self, seen: Rows) -> Rows:
+        new = [row for row in dict.fromkeys(seen.tolist()) if row not in self._places]
+        if new:
+            total = np.zeros((len(new), self.size))
+            product = np.ones((len(new), self.size))
+            for column, table in enumerate(self._tables):
+                part = table[self._levels[new, column]][:, self._levels[:, column]]
+                total += part
+                product *= FLOOR + (1 - FLOOR) * part
+            self._places |= {row: len(self._places) + place for place, row in enumerate(new)}
+            self._total = np.concatenate([self._total, total])
+            self._product = np.concatenate([self._product, product])
+        return np.array([self._places[row] for row in seen.tolist()], dtype=np.int64)
 
 
-def geometry(levels: Levels, seen: Rows, axes: tuple[Axis, ...]) -> Geometry:
-    """Of all configurations (rows of `levels`) with those at the rows `seen`."""
-    total = np.zeros((len(levels), len(seen)))
-    product = np.ones((len(levels), len(seen)))
-    for column, axis in enumerate(axes):
-        part = axis.table()[levels[:, column][:, None], levels[seen, column][None, :]]
-        total += part
-        product *= FLOOR + (1 - FLOOR) * part
-    return Geometry(total, product)
+class Process:
+    """A Gaussian process at fixed amplitudes. `log_likelihood`: of the residuals, but for a constant."""
 
-
-def fit(
-    levels: Levels, seen: Rows, residuals: Floats, axes: tuple[Axis, ...], choices: tuple[Amplitudes, ...]
-) -> Belief:
-    """The belief about residuals at all `levels`, from those at the rows `seen`; of `choices` the likeliest counts."""
-    if not len(seen):
-        return Belief(np.zeros(len(levels)), np.full(len(levels), _prior_deviation(axes, choices[0])))
-    near = geometry(levels, seen, axes)
-    processes = [_Process(near, seen, residuals, amplitudes) for amplitudes in choices]
-    return max(processes, key=lambda process: process.log_likelihood).predict(axes)
-
-
-def _prior_deviation(axes: tuple[Axis, ...], amplitudes: Amplitudes) -> float:
-    return float(np.sqrt(amplitudes.offset**2 + amplitudes.knob**2 * len(axes) + amplitudes.product**2))
-
-
-class _Process:
-    """A Gaussian process at fixed amplitudes."""
-
-    def __init__(self, near: Geometry, seen: Rows, residuals: Floats, amplitudes: Amplitudes) -> None:
+    def __init__(
+        self, space: Residuals, seen: Rows, residuals: Floats, own: tuple[Floats, Floats], amplitudes: Amplitudes
+    ) -> None:
+        self._space = space
+        self._seen = seen
         self._amplitudes = amplitudes
-        self._cross = near.covariance(amplitudes)
-        own = self._cross[seen] + amplitudes.noise**2 * np.eye(len(seen))
-        self._factor = cholesky(own, lower=True)
-        self._scaled = solve_triangular(self._factor, residuals, lower=True)
-        self.log_likelihood = float(-0.5 * self._scaled @ self._scaled - np.log(np.diag(self._factor)).sum())
+        self._factor = self._root(own)
+        scaled = solve_triangular(self._factor, residuals, lower=True, check_finite=False)
+        self._weights = solve_triangular(self._factor, scaled, lower=True, trans="T", check_finite=False)
+        self.log_likelihood = float(-0.5 * scaled @ scaled - np.log(np.diag(self._factor)).sum())
 
-    def predict(self, axes: tuple[Axis, ...]) -> Belief:
-        half = solve_triangular(self._factor, self._cross.T, lower=True)
-        variance = _prior_deviation(axes, self._amplitudes) ** 2 - np.einsum("ij,ij->j", half, half)
-        return Belief(self._scaled @ half, np.sqrt(np.maximum(variance, 1e-12)))
+    def mean(self, rows: Rows) -> Floats:
+        """The believed residuals at `rows`."""
+        if not len(self._seen):
+            return np.zeros(len(rows))
+        return np.asarray(self._weights @ self._covariance(self._space.alike(self._seen, rows)))
+
+    def belief(self, waiting: Rows) -> Belief:
+        """The residual of every configuration. What waits is taken to come out as believed: it narrows, and moves
+        nothing."""
+        prior = self._space.prior_deviation(self._amplitudes)
+        known = np.concatenate([self._seen, waiting])
+        if not len(known):
+            return Belief(np.zeros(self._space.size), np.full(self._space.size, prior))
+        across = self._covariance(self._space.alike(known))
+        factor = self._root(self._space.alike(known, known)) if len(waiting) else self._factor
+        half = solve_triangular(factor, across, lower=True, overwrite_b=False, check_finite=False)
+        variance = prior**2 - np.einsum("ij,ij->j", half, half)
+        mean = self._weights @ across[: len(self._seen)]
+        return Belief(np.asarray(mean), np.sqrt(np.maximum(variance, 1e-12)))
+
+    def _root(self, own: tuple[Floats, Floats]) -> Floats:
+        covariance = self._covariance(own)
+        covariance[np.diag_indices_from(covariance)] += self._amplitudes.noise**2
+        return np.asarray(cholesky(covariance, lower=True, check_finite=False))
+
+    def _covariance(self, alike: tuple[Floats, Floats]) -> Floats:
+        total, product = alike
+        covariance = self._amplitudes.knob**2 * total
+        covariance += self._amplitudes.product**2 * product
+        covariance += self._amplitudes.offset**2
+        return covariance
