@@ -9,36 +9,31 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, median, pstdev, quantiles
-from typing import Literal, assert_never
 
+from orchestrator.backends.mlflow_status import Status, status_of, sweep_status
+from orchestrator.backends.mlflow_totals import cost_totals, sweep_totals
 from orchestrator.contract.config import Checkpointing, Offload
 from orchestrator.contract.outcome import (
-    Cancelled,
     Crashed,
     Diverged,
-    Hang,
     Infra,
     Invalid,
-    LostNode,
     Measurement,
     Ok,
     OomDevice,
     OomHost,
     Outcome,
     OverLimit,
-    Preempted,
     Rejected,
-    Timeout,
 )
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import GIB
 from orchestrator.search import ranking
-from orchestrator.search.cost import SweepCost, price_of, sweep_cost
-from orchestrator.search.quality import eval_loss, lossy
+from orchestrator.search.cost import price_of, sweep_cost
+from orchestrator.search.quality import lossy
 from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import Objective, SweepSpec
 
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits in characters (mlflow/utils/validation.py)."""
 MAX_NAME = 60
@@ -69,21 +64,6 @@ class RunContent:
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     points: tuple[Point, ...] = ()
-
-
-def status_of(outcome: Outcome | None) -> Status:
-    """MLflow's word for an attempt's outcome: KILLED when something outside ended it, FAILED when it failed itself."""
-    match outcome:
-        case None:
-            return "RUNNING"
-        case Ok() | OverLimit():
-            return "FINISHED"
-        case Cancelled() | Preempted() | LostNode():
-            return "KILLED"
-        case OomDevice() | OomHost() | Diverged() | Invalid() | Hang() | Timeout() | Crashed() | Infra() | Rejected():
-            return "FAILED"
-        case _:
-            assert_never(outcome)
 
 
 def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptRecord) -> RunContent:
@@ -170,10 +150,10 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "model": spec.model.path or spec.model.id or "from the spec",
     }
     rejected = len(trials) - len(launched) + sum(sweep.left_out.values())
-    summary = {**_summary(spec.objective, ended, best), "n_rejected": float(rejected)}
+    summary = {**sweep_totals(spec.objective, ended, best), "n_rejected": float(rejected)}
     baseline = next((trial for trial in trials if trial.is_baseline), None)
     cost = sweep_cost(trials, best, baseline, price_of(spec.resources), sweep.planned_tokens)
-    summary |= _cost(cost)
+    summary |= cost_totals(cost)
     summary |= {} if within is None else {"n_lossy": float(len(barred))}
     totals = [Point(key, value, last_ms, len(ended)) for key, value in summary.items()]
     totals.append(Point("elapsed_s", sweep.elapsed_s, _ms(sweep.updated_s), len(ended)))
@@ -182,7 +162,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
             name=sweep.name,
             start_ms=start_ms,
             end_ms=_ms(sweep.updated_s) if sweep.state is not SweepState.RUNNING else None,
-            status=_sweep_status(sweep.state),
+            status=sweep_status(sweep.state),
             tags=tags,
             params=params,
             points=(*_best_so_far(spec.objective, ended, barred), *totals),
@@ -290,52 +270,6 @@ def _outcome_tags(outcome: Outcome | None) -> dict[str, str]:
             return {}
 
 
-def _summary(
-    objectives: Sequence[Objective], trials: Sequence[TrialRecord], best: TrialRecord | None
-) -> dict[str, float]:
-    kinds = [trial.standing.kind for trial in trials if trial.standing]
-    baseline = next((trial for trial in trials if trial.is_baseline), None)
-    summary = {
-        "n_trials": float(len(trials)),
-        "n_feasible": float(kinds.count("ok")),
-        "n_over_limit": float(kinds.count("over_limit")),
-        "n_oom": float(kinds.count("oom_device") + kinds.count("oom_host")),
-        "n_failed": float(sum(status_of(trial.standing) == "FAILED" for trial in trials) - kinds.count("oom_device")
-                          - kinds.count("oom_host")),
-    }  # fmt: skip
-    if best is not None and best.measurement is not None:
-        figures = reported(trials)[best.trial]
-        for objective in objectives:
-            summary[f"best/{objective.metric}"] = ranking.reported_value(objective, best, figures) or 0.0
-        summary |= {
-            "best/tokens_per_second": figures.tokens_per_second,
-            "best/tokens_per_second_low": figures.tokens_per_second_low,
-            "best/tokens_per_second_high": figures.tokens_per_second_high,
-            "best/search_tokens_per_second": best.measurement.tokens_per_second,
-            "best/confirmation_runs": float(figures.runs),
-        }
-        summary |= {"best/mfu": figures.mfu} if figures.mfu is not None else {}
-        loss = eval_loss(best)
-        summary |= {"best/eval_loss": loss} if loss is not None else {}
-        speedup = ranking.speedup(best, baseline) if baseline else None
-        summary |= {"speedup_vs_baseline": speedup} if speedup is not None else {}
-    return summary
-
-
-def _cost(cost: SweepCost) -> dict[str, float]:
-    """What the sweep took, and what the whole training takes and saves: predicted from measured tokens/s."""
-    numbers = {
-        "device_hours": cost.device_hours,
-        "money": cost.money,
-        "break_even_tokens": cost.break_even_tokens,
-        "training/best_device_hours": cost.best.device_hours if cost.best is not None else None,
-        "training/baseline_device_hours": cost.baseline.device_hours if cost.baseline is not None else None,
-        "training/saved_device_hours": cost.saved_device_hours,
-        "training/saved_money": cost.saved_money,
-    }
-    return {name: value for name, value in numbers.items() if value is not None}
-
-
 def _best_so_far(objectives: Sequence[Objective], ended: Sequence[TrialRecord], barred: Container[int]) -> list[Point]:
     """The first objective's best value as searched, after each ended trial, of those that fit and are not `barred`."""
     pick = max if objectives[0].goal == "maximize" else min
@@ -366,20 +300,6 @@ def _note(sweep: SweepRecord, spec: SweepSpec, best: TrialRecord | None, trials:
         lines += [f"| {name} | {value} |" for name, value in _params(best).items()]
     lines += ["", f"`brimful report {sweep.name}` prints the whole report; state: {sweep.state.value}. {sweep.reason}"]
     return "\n".join(lines)
-
-
-def _sweep_status(state: SweepState) -> Status:
-    match state:
-        case SweepState.RUNNING:
-            return "RUNNING"
-        case SweepState.FINISHED:
-            return "FINISHED"
-        case SweepState.FAILED:
-            return "FAILED"
-        case SweepState.STOPPED | SweepState.INTERRUPTED:
-            return "KILLED"
-        case _:
-            assert_never(state)
 
 
 def _number(value: object) -> float | None:

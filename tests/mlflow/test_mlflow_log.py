@@ -11,8 +11,8 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from orchestrator.backends.mlflow_log import MlflowLog, store_uri
-from orchestrator.backends.mlflow_runs import status_of
 from orchestrator.backends.mlflow_server import preflight, ui_command
+from orchestrator.backends.mlflow_status import status_of
 from orchestrator.contract.errors import TrackingRefusedError, UsageError
 from orchestrator.contract.outcome import Cancelled, Crashed, Hang, LostNode, OomHost, Outcome, Phase, Preempted
 from orchestrator.contract.record import AttemptRecord, SweepState, TrialRecord
