@@ -145,6 +145,7 @@ def facts_of(ledger: Ledger, spec: SweepSpec, facts: Facts, records: Sequence[Tr
         "hardware": f"{spec.resources.devices_per_trial} x {facts.device_name}",
         "machine": f"{platform.machine()}, {psutil.cpu_count()} CPU cores, "
         f"{psutil.virtual_memory().total / GIB:.0f} GiB, {platform.system()}",
+        "precision": records[0].config.knobs.precision.value,
         "seq": records[0].config.data.sequence_length,
         "global_sequences": records[0].config.train.global_batch,
         "mem_limit_gib": round((limit_bytes or 0) / GIB, 6),

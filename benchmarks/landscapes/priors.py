@@ -49,6 +49,11 @@ def price(cluster: Cluster, cache: Path) -> tuple[list[Priced], float]:
     return result, weights
 
 
+def precision_of(cluster: Cluster) -> Dtype:
+    """Without bf16 in hardware people train in fp16."""
+    return "bf16" if Precision.BF16 in cluster.device.peak_flops_per_s else "fp16"
+
+
 def _price(cluster: Cluster, configuration: Configuration, profile: Profile) -> Priced:
     job = _job(cluster, configuration)
     verdict = judge(profile, job, CUDA, replays=False)
@@ -66,8 +71,7 @@ def _price(cluster: Cluster, configuration: Configuration, profile: Profile) -> 
 
 
 def _request(cluster: Cluster, configuration: Configuration) -> TraceRequest:
-    # without bf16 in hardware people train in fp16
-    dtype: Dtype = "bf16" if Precision.BF16 in cluster.device.peak_flops_per_s else "fp16"
+    dtype = precision_of(cluster)
     is_lora = configuration.method == "lora"
     return TraceRequest(
         model=weightless(ModelSource(id=cluster.model)),

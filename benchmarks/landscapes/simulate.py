@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.landscapes.clusters import CLUSTERS, Cluster
-from benchmarks.landscapes.priors import Priced, price
+from benchmarks.landscapes.priors import Priced, precision_of, price
 from benchmarks.landscapes.table import write_landscape
 from benchmarks.landscapes.truth import Truth
 from orchestrator.contract.units import GIB
@@ -51,6 +51,7 @@ def simulate(
         "kind": "simulated",
         "model": cluster.model,
         "hardware": f"{cluster.nodes}x{cluster.devices_per_node} {cluster.device_key}",
+        "precision": precision_of(cluster),
         "seq": cluster.sequence_tokens,
         "global_sequences": cluster.global_sequences,
         "mem_limit_gib": round(limit_gib, 4),
