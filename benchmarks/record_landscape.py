@@ -37,6 +37,8 @@ from orchestrator.sweep.ledger import Ledger
 FOLDER = Path(__file__).parent / "landscapes"
 PREFIX = "landscape-"
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
+MOST_SHIFT = 0.1
+"""Of a session's median log tokens/s."""
 _NUMBERS = ("lora_rank", "reduce_bucket_size", "allgather_bucket_size", "micro_batch", "zero_stage")
 
 
@@ -95,34 +97,45 @@ def _resident_bytes(measured: Measurement) -> int:
 
 
 def noise_of(records: Sequence[TrialRecord], reruns: Sequence[Sequence[TrialRecord]]) -> dict[str, Any]:
-    """How far re-runs lie from the sweep: of each session's own drift, and beside it.
+    """How far runs of one configuration lie apart.
 
-    `noise`: standard deviation of one run's log tokens/s, once each session's median shift is taken away. Without
-    re-runs it is the median half width of the 95 % intervals, over 1.96.
+    `noise`: standard deviation of one run's log tokens/s, from re-runs once each session's median shift is taken away.
+    Sessions that are shifted by more than MOST_SHIFT found the machine in another state, so their speeds are left out;
+    without any other it is the median half width of the 95 % intervals over 1.96, a lower bound: what differs from run
+    to run comes on top. Peaks and outcomes count from all sessions.
     """
     first = {record.candidate: record for record in records}
-    sessions = []
-    for session in reruns:
-        pairs = [(first[record.candidate], record) for record in session if record.candidate in first]
-        ratios = [log(_speed(again) / _speed(once)) for once, again in pairs if once.measurement and again.measurement]
-        kinds = [once.outcome.kind == again.outcome.kind for once, again in pairs if once.outcome and again.outcome]
-        peaks = [log(_peak(again) / _peak(once)) for once, again in pairs if once.measurement and again.measurement]
-        sessions.append((ratios, kinds, peaks))
-    if not any(ratios for ratios, _, _ in sessions):
-        halves = [
-            log(m.tokens_per_second_high / m.tokens_per_second) for record in records if (m := record.measurement)
-        ]
-        return {"noise": round(float(np.median(halves)) / 1.96, 4), "noise_from": "95 % intervals of single runs"}
-    beside = [ratio - np.median(ratios) for ratios, _, _ in sessions if ratios for ratio in ratios]
-    same = [kind for _, kinds, _ in sessions for kind in kinds]
-    peaks = [peak for _, _, each in sessions for peak in each]
-    return {
-        "noise": round(float(np.std(beside)) / sqrt(2), 4),
-        "noise_from": f"{len(beside)} re-runs in {len(sessions)} sessions",
-        "session_shifts": [round(float(np.median(ratios)), 4) for ratios, _, _ in sessions if ratios],
-        "peak_noise": round(float(np.std(peaks)) / sqrt(2), 4),
+    pairs = [[(first[again.candidate], again) for again in each if again.candidate in first] for each in reruns]
+    measured = [[(once, again) for once, again in each if once.measurement and again.measurement] for each in pairs]
+    ratios = [np.array([log(_speed(again) / _speed(once)) for once, again in each]) for each in measured if each]
+    beside = [
+        float(each) for found in ratios if abs(np.median(found)) < MOST_SHIFT for each in found - np.median(found)
+    ]
+    known: dict[str, Any] = _interval_noise(records)
+    if beside:
+        known = {"noise": round(float(np.std(beside)) / sqrt(2), 4), "noise_from": f"{len(beside)} re-runs"}
+    if not ratios:
+        return known
+    peaks = [log(_peak(again) / _peak(once)) for each in measured for once, again in each]
+    same = [
+        once.outcome.kind == again.outcome.kind
+        for each in pairs
+        for once, again in each
+        if once.outcome and again.outcome
+    ]
+    return known | {
+        "rerun_shifts": [round(float(np.median(found)), 4) for found in ratios],
+        "rerun_deviations": [round(float(np.std(found)) / sqrt(2), 4) for found in ratios],
+        "rerun_peak_deviation": round(float(np.std(peaks)) / sqrt(2), 4),
         "rerun_outcomes_same": f"{sum(same)} of {len(same)}",
     }
+
+
+def _interval_noise(records: Sequence[TrialRecord]) -> dict[str, Any]:
+    measured = [record.measurement for record in records if record.measurement]
+    halves = [log(each.tokens_per_second_high / each.tokens_per_second) for each in measured]
+    noise = float(np.median(halves)) / 1.96 if halves else 0.0
+    return {"noise": round(noise, 4), "noise_from": "95 % intervals of single runs: a lower bound"}
 
 
 def _speed(record: TrialRecord) -> float:
