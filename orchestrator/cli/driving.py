@@ -128,9 +128,9 @@ def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
     facts, space, pool, forecaster = parts
     gate = wiring.build_gate(order.spec, facts, forecaster)
     records = ledger.read_trials()
-    if gate is not None:
+    if forecaster is not None:
         for record in records:
-            gate.learn(record)
+            forecaster.learn(record)
     strategy = wiring.build_strategy(order.spec, space, ledger.folder, records, forecaster)
     interrupt = Interrupt()
     with (

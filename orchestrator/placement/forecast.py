@@ -1,28 +1,38 @@
 """What is to be expected of trials before they run: their bill, the odds that they fit, and their speed.
 
 Every figure is predicted. On CPU what a limit limits is address space, of which a rank takes more than its tensors: how
-much is assumed at first and fitted to the trials that have run (`learn`), as is the bill's error on any device.
+much is assumed at first and fitted to the trials that have run (`learn`), as are the bill's error on any device and the
+clock's constants.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.facts import Facts
-from orchestrator.contract.outcome import OomDevice
+from orchestrator.contract.outcome import Measurement, OomDevice
 from orchestrator.contract.profile import Profile, TraceRequest
 from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import MIB
 from orchestrator.placement.platform import Platform, sweep_platform
 from orchestrator.placement.rows import Rows, prepared_rows
 from orchestrator.placement.tracing import Untraceable, request_key, trace_all
-from orchestrator.predict.calibrate import MemoryCalibration, MemoryObservation, MemoryPrior, calibrate_memory
+from orchestrator.predict.calibrate import (
+    MemoryCalibration,
+    MemoryObservation,
+    MemoryPrior,
+    TimeObservation,
+    calibrate,
+    calibrate_memory,
+)
 from orchestrator.predict.job import Job
 from orchestrator.predict.terms import total
 from orchestrator.predict.time import StepTime, step_time
 from orchestrator.predict.trials import job_of, trace_request
 from orchestrator.predict.verdict import Spread, Verdict, default_spread, judge, probability_fits
+from orchestrator.predict.work import step_work
 from orchestrator.spec.sweep import SweepSpec
 
 _SURE = 1e-3
@@ -35,6 +45,9 @@ _NOISE = {"cuda": 0.02, "cpu": 0.06}
 _HOST_SPREAD = Spread(0.0, 0.15)
 """Log error of a predicted host peak. Assumed: libraries and pinned buffers differ more than a device does; for six
 hosts that were reported as killed, the predicted needs are 6 to 94 % above their sizes (docs/field-cases.md, A10)."""
+
+_REFIT_GROWTH = 1.2
+"""The clock is fitted anew when there are so many times the trials of its last fit."""
 
 Tracer = Callable[[Iterable[TraceRequest]], Mapping[str, Profile | Untraceable]]
 """Profiles by `request_key`, or why there is none."""
@@ -87,15 +100,20 @@ class Forecaster:
         rows: Rows,
         trace: Tracer,
         adjust: Callable[[TraceRequest], TraceRequest] = lambda request: request,
+        adjust_job: Callable[[Job], Job] = lambda job: job,
     ) -> None:
         self.platform = platform
         self._rows = rows
         self._trace = trace
         self._adjust = adjust
+        self._adjust_job = adjust_job
         self._keys: dict[str, str] = {}
         self._profiles: dict[str, Profile | Untraceable] = {}
         self._observations: list[MemoryObservation] = []
         self._calibration: MemoryCalibration | None = None
+        self._constants = platform.constants
+        self._steps: list[TimeObservation] = []
+        self._steps_fitted = 0
 
     def prepare(self, configs: Iterable[TrialConfig]) -> None:
         """Trace at once what all of `configs` need. Raises Untraceable, with the first reason, when one cannot be."""
@@ -134,15 +152,32 @@ class Forecaster:
         return Forecast(verdict, needed_bytes, odds, self._time(config, profile), host_limit_bytes, host_odds)
 
     def learn(self, record: TrialRecord) -> None:
-        """Take a trial that has ended into account, when it says something about memory."""
-        measured = _measured_bytes(record, self.platform.device)
+        """Take a trial that has ended into account, for what it says about memory and about speed."""
         key = self._key(self._request(record.config))
-        if measured is None or not isinstance(self._profiles.get(key), Profile):
+        profile = self._profiles.get(key)
+        if not isinstance(profile, Profile):
+            return
+        if record.measurement is not None:
+            self._learn_speed(record.config, profile, record.measurement)
+        measured = _measured_bytes(record, self.platform.device)
+        if measured is None:
             return
         predicted = self.forecast(record.config, replays=False).verdict.bill.peak_allocated_bytes
         size_bytes, is_lower_bound = measured
         self._observations.append(MemoryObservation(key, predicted, size_bytes, is_lower_bound))
         self._calibration = calibrate_memory(self._observations, self._prior(key, record.config))
+
+    def _learn_speed(self, config: TrialConfig, profile: Profile, measurement: Measurement) -> None:
+        platform = self.platform
+        if platform.processor is None or platform.links is None:
+            return
+        work = step_work(profile, self._usual_job(config))
+        step_s = statistics.median(measurement.step_s)
+        self._steps.append(TimeObservation(work, platform.processor, platform.links, step_s))
+        # each of many trials changes little, and a fit takes longer with each
+        if len(self._steps) >= _REFIT_GROWTH * self._steps_fitted:
+            self._constants = calibrate(self._steps, platform.constants).constants
+            self._steps_fitted = len(self._steps)
 
     def parameters(self, config: TrialConfig) -> tuple[int, int]:
         """Weights of the traced model, adapters included, and how many of them are trained. Raises Untraceable."""
@@ -174,16 +209,18 @@ class Forecaster:
         return found
 
     def _job(self, config: TrialConfig, row_tokens: int) -> Job:
-        return job_of(config, self.platform.device, row_tokens, self.platform.ranks_on_node)
+        return self._adjust_job(job_of(config, self.platform.device, row_tokens, self.platform.ranks_on_node))
 
     def _time(self, config: TrialConfig, profile: Profile) -> StepTime | None:
         platform = self.platform
         if platform.processor is None or platform.links is None:
             return None
-        micro_batch = config.knobs.micro_batch
-        job = self._job(config, max(1, round(self._rows.width_tokens(micro_batch))))
-        padding = self._rows.padding_fraction(micro_batch)
-        return step_time(profile, job, platform.processor, platform.links, platform.constants, padding)
+        job, padding = self._usual_job(config), self._rows.padding_fraction(config.knobs.micro_batch)
+        return step_time(profile, job, platform.processor, platform.links, self._constants, padding)
+
+    def _usual_job(self, config: TrialConfig) -> Job:
+        """Over batches as wide as they are on the average."""
+        return self._job(config, max(1, round(self._rows.width_tokens(config.knobs.micro_batch))))
 
     def _is_open(self, verdict: Verdict) -> bool:
         odds = verdict.probability_fits

@@ -19,6 +19,11 @@ class ClockConstants:
     host_optimizer_efficiency: float = 0.5
     """Of the host's memory rate: CPU-Adam updates 1e9 weights in 0.22 s on two Xeon 8168 (ZeRO-Offload,
     arXiv:2101.06840, table 4): 28 bytes a weight at 127 of 256 GB/s."""
+    update_efficiency: float = 1.0
+    """Of the memory rate above, by the optimizer's update where the device runs it, and by gradients that are copied
+    into buckets and out of them."""
+    fresh_bytes_per_s: float = float("inf")
+    """Of memory that the system has to map before its first use. CUDA's caching allocator hands out what is mapped."""
     overhead_factor: float = 1.0
     """On all of the host's own time: launches, hooks, the step's rest."""
 
@@ -43,6 +48,9 @@ class ClockConstants:
     """The host's time for one operation of an eager model, autograd and Python counted in. Assumed: 5 to 30 us."""
     module_hook_s: float = 150e-6
     """Stage 3's hooks around one module in one pass. Assumed: trials on busy CPU cores show 0.3 to 0.5 ms."""
+    module_fetch_s: float = 0.0
+    """Stage 3's gather and release of one module's weights in one pass, beside their bytes. On CUDA in the figure
+    above."""
     step_overhead_s: float = 5e-3
     """Of one optimizer step: data loading, logging, synchronisation. Assumed."""
     overlap_efficiency: float = 0.5
@@ -54,16 +62,22 @@ class ClockConstants:
 CUDA_CLOCK = ClockConstants()
 
 CPU_CLOCK = ClockConstants(
-    compute_efficiency=0.6,
+    compute_efficiency=0.9,
     memory_efficiency=1.0,
     link_efficiency=0.5,
+    host_optimizer_efficiency=0.15,
+    update_efficiency=0.15,
+    fresh_bytes_per_s=0.4e9,
     attention_efficiency=0.3,
     plain_attention_efficiency=0.3,
-    kernel_launch_s=25e-6,
-    module_hook_s=400e-6,
-    step_overhead_s=20e-3,
+    kernel_launch_s=12e-6,
+    module_hook_s=200e-6,
+    module_fetch_s=80e-6,
+    step_overhead_s=5e-3,
     overlap_efficiency=0.0,
 )
 """For ranks on CPU cores, where the peak itself was measured, caches serve small tensors and gloo takes the same cores.
-Rounded between assumed values and a fit to 15 trials of a model of 6.5M weights on two busy cores, whose launches were
-twice as slow as here. A sweep on the machine fits them."""
+Products, memory, launches, hooks, updates and fresh memory: rounded from a fit to half of 239 trials of a model of 2.5M
+weights on one core of an EPYC (docs/measurements/predicted-landscape-cpu.md has the other half); the rest is assumed.
+There, a first write to 33 MiB or more took 1.3 ns a byte where memory that is mapped took 0.02; trials, which read and
+unmap it too, show 2.5. A sweep on the machine fits them."""

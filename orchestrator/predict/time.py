@@ -104,6 +104,7 @@ class _Rates:
         self._links = links
         self._constants = constants
         self._memory_bytes_per_s = processor.memory_bytes_per_s * constants.memory_efficiency
+        self._update_bytes_per_s = self._memory_bytes_per_s * constants.update_efficiency
 
     def phase(self, phase: Literal["forward", "backward"]) -> list[TimeTerm]:
         """Kernels, the launches that do not hide behind them, and the traffic that does not hide behind both."""
@@ -118,7 +119,7 @@ class _Rates:
     def optimizer_step(self) -> list[TimeTerm]:
         """The update where it runs, its traffic, and what every step costs beside."""
         update, constants = self._work.update, self._constants
-        touched_s = update.touched_bytes / self._memory_bytes_per_s
+        touched_s = update.touched_bytes / self._update_bytes_per_s
         launch_s = update.kernels * constants.kernel_launch_s * constants.overhead_factor
         update_s = max(touched_s, launch_s) if self._processor.is_asynchronous else touched_s + launch_s
         host_s = update.host_bytes * self._work.ranks_on_node / self._host_optimizer_bytes_per_s()
@@ -162,13 +163,25 @@ class _Rates:
         return [
             _term("elementwise", "memory", phase, times * touched_bytes / self._memory_bytes_per_s),
             _term("weights_read", "memory", phase, times * streamed.weight_bytes / self._memory_bytes_per_s),
+            *self._sometimes(phase, times * streamed.fresh_bytes),
         ]
+
+    def _sometimes(self, phase: Literal["forward", "backward"], fresh_bytes: float) -> list[TimeTerm]:
+        """What few runs have. Gradients in buckets are read and written once each way."""
+        terms = []
+        if fresh_bytes:
+            terms.append(_term("fresh_memory", "memory", phase, fresh_bytes / self._constants.fresh_bytes_per_s))
+        if phase == "backward" and self._work.bucketed_bytes:
+            busy_s = 2 * self._work.bucketed_bytes / self._update_bytes_per_s
+            terms.append(_term("gradient_buckets", "memory", phase, busy_s))
+        return terms
 
     def _launches(self, phase: Literal["forward", "backward"], streamed: Streamed, kernel_s: float) -> TimeTerm:
         constants = self._constants
         passes = 1 if phase == "forward" else self._work.passes - 1
         once_s = streamed.kernels * constants.kernel_launch_s
         once_s += passes * self._work.hooked_modules * constants.module_hook_s
+        once_s += passes * self._work.gathered_modules * constants.module_fetch_s
         busy_s = self._work.micro_steps * once_s * constants.overhead_factor
         exposed_s = max(0.0, busy_s - kernel_s) if self._processor.is_asynchronous else busy_s
         return TimeTerm(name="launches", kind="launch", phase=phase, busy_s=busy_s, exposed_s=exposed_s)

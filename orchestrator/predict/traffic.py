@@ -100,6 +100,21 @@ def _sizes_at(profile: Profile, lora_rank: int, engine: EngineKind, threshold: i
     )
 
 
+def gathered_modules(profile: Profile, job: Job) -> int:
+    """Modules around which stage 3 gathers and releases a weight in every pass; small weights stay gathered."""
+    is_sharded = job.engine == "deepspeed" and job.zero_stage == 3
+    return _sizes(profile, job).gathered_modules if is_sharded else 0
+
+
+def bucketed_bytes(profile: Profile, job: Job) -> float:
+    """Of gradients that DeepSpeed copies into its bucket and out of it in one step on a single rank, where nothing is
+    reduced: in every micro-step from stage 2 on (`contiguous_gradients`), once in stage 1."""
+    if job.engine != "deepspeed" or job.zero_stage == 0 or job.world_size > 1:
+        return 0.0
+    times = job.gradient_accumulation if job.zero_stage > 1 else 1
+    return times * _sizes(profile, job).gradient_bytes
+
+
 def collectives(profile: Profile, job: Job) -> Iterator[Collective]:
     """All collectives of one optimizer step; none on a single rank."""
     if job.world_size == 1:

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import DTYPE_BYTES, MONOMIALS, Dtype, Mark, Point, Profile, StepPhase
+from orchestrator.contract.units import MIB
 from orchestrator.predict.job import Job
 from orchestrator.predict.memo import remembered
-from orchestrator.predict.traffic import Collective, Transfer, collectives, transfers
+from orchestrator.predict.traffic import Collective, Transfer, bucketed_bytes, collectives, gathered_modules, transfers
 
 Pass = Literal["forward", "recompute", "backward"]
 
@@ -50,6 +52,9 @@ class Streamed:
     kernels: int
     weight_bytes: float
     """Weights that matrix products read."""
+    fresh_bytes: float = 0.0
+    """Of storages for which the allocator asks the system anew each time, which then maps every page at its first
+    use."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,13 @@ class StepWork:
     backward: Streamed
     hooked_modules: int
     """Modules around which an engine's Python code runs in every pass."""
+    gathered_modules: int
+    """Those of them whose weights it gathers and releases there."""
     passes: int
     """Over the modules in one micro-step: forward, backward, and forward again where activations are recomputed."""
     update: Update
+    bucketed_bytes: float
+    """Of gradients that pass through a bucket beside `collectives`, in the whole step."""
     collectives: tuple[Collective, ...]
     transfers: tuple[Transfer, ...]
     pin_memory: bool
@@ -123,8 +132,10 @@ def _work(profile: Profile, job: Job) -> StepWork:
         forward=half_step[StepPhase.FORWARD],
         backward=half_step[StepPhase.BACKWARD],
         hooked_modules=len(profile.modules) if job.engine == "deepspeed" and job.zero_stage == 3 else 0,
+        gathered_modules=gathered_modules(profile, job),
         passes=3 if recomputes else 2,
         update=_update(profile, job),
+        bucketed_bytes=bucketed_bytes(profile, job),
         collectives=tuple(collectives(profile, job)),
         transfers=tuple(transfers(profile, job)),
         pin_memory=job.pin_memory,
@@ -192,8 +203,22 @@ def _streamed(profile: Profile, point: Point) -> dict[StepPhase, Streamed]:
         (StepPhase.BACKWARD, profile.events[turn:], 2 if recomputes else 1),
     ):
         born = events[events > 0] - 1
-        found[phase] = Streamed(float(sizes[born].sum()), len(born), reads * weights)
+        fresh_bytes = _fresh_bytes(sizes[born]) if profile.request.device == "cpu" else 0.0
+        found[phase] = Streamed(float(sizes[born].sum()), len(born), reads * weights, fresh_bytes)
     return found
+
+
+_MAPPED_BYTES = 32 * MIB
+"""glibc maps blocks of at least so much one by one and unmaps them when they are freed; below, its threshold follows
+the largest block that was freed (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MAX on 64-bit systems)."""
+_SOMETIMES_MAPPED_BYTES = 28 * MIB
+"""Widths of batches vary round the mean that is priced: blocks above this are taken to pass the threshold in a part of
+the steps that grows evenly. Assumed."""
+
+
+def _fresh_bytes(sizes: NDArray[np.int64]) -> float:
+    share = (sizes - _SOMETIMES_MAPPED_BYTES) / (_MAPPED_BYTES - _SOMETIMES_MAPPED_BYTES)
+    return float((sizes * np.clip(share, 0.0, 1.0)).sum())
 
 
 def _weight_bytes(profile: Profile, point: Point) -> float:

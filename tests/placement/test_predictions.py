@@ -14,6 +14,7 @@ from orchestrator.contract.config import (
     Knobs,
     MeasureSettings,
     ModelSource,
+    Precision,
     QualitySettings,
     TrainSettings,
     TrialConfig,
@@ -29,7 +30,8 @@ from orchestrator.placement.platform import Platform
 from orchestrator.placement.preview import Terms, preview, trial_s
 from orchestrator.placement.rows import Rows, uniform_rows
 from orchestrator.placement.tracing import Untraceable, request_key
-from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
+from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK, ClockConstants
+from orchestrator.predict.machine import cpu_links, cpu_processor
 from orchestrator.predict.overhead import CPU, CUDA
 from orchestrator.predict.time import StepTime
 from orchestrator.report.rows import describe
@@ -77,10 +79,13 @@ CANDIDATE = TrialConfig(
 )
 
 
-def forecaster(limit_bytes: int) -> Forecaster:
-    """Over a small decoder, whatever is asked for."""
+CORE = cpu_processor({Precision.FP32: 1e11})
+
+
+def forecaster(limit_bytes: int, constants: ClockConstants = CPU_CLOCK) -> Forecaster:
+    """Over a small decoder, whatever is asked for, on one core."""
     profile = decoder(hidden=128, layers=2, intermediate=256, vocabulary=1024, dtype="fp32", device="cpu")
-    platform = Platform("cpu", 1, CPU, CPU_CLOCK, limit_bytes=limit_bytes)
+    platform = Platform("cpu", 1, CPU, constants, limit_bytes=limit_bytes, processor=CORE, links=cpu_links(1))
 
     def trace(requests: Iterable[TraceRequest]) -> dict[str, Profile | Untraceable]:
         return {request_key(request): profile for request in requests}
@@ -106,6 +111,48 @@ def test_measured_trials_correct_what_is_predicted() -> None:
     assert before.needed_bytes < once.needed_bytes <= after.needed_bytes
     assert after.needed_bytes == pytest.approx(before.needed_bytes + 30 * MIB, rel=0.03)
     assert (after.probability_fits or 0.0) < (before.probability_fits or 0.0)
+
+
+def sized(micro_batch: int, zero_stage: int) -> TrialConfig:
+    """CANDIDATE with 16 rows a step."""
+    knobs = CANDIDATE.knobs.model_copy(update={"micro_batch": micro_batch, "zero_stage": zero_stage})
+    return CANDIDATE.model_copy(update={"knobs": knobs, "gradient_accumulation": 16 // micro_batch})
+
+
+def took(config: TrialConfig, step_s: float) -> TrialRecord:
+    """A trial of `config` whose steps lasted so long."""
+    outcome = Ok(measurement=measurement().model_copy(update={"step_s": (step_s,) * 3}))
+    attempt = AttemptRecord(attempt=1, token="t", dispatched_s=0.0, ended_s=1.0, outcome=outcome)
+    return TrialRecord(trial=0, candidate="c", label="l", config=config, attempts=(attempt,))
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_measured_trials_teach_the_clock(slower: float) -> None:
+    """The true machine is `slower` in all, and its launches and hooks take three times as long on top."""
+    truth = replace(
+        CPU_CLOCK,
+        **{
+            name: getattr(CPU_CLOCK, name) / slower
+            for name in ("compute_efficiency", "memory_efficiency", "fresh_bytes_per_s")
+        },
+        overhead_factor=3 * slower,
+    )
+    real, predicts = forecaster(GIB, truth), forecaster(GIB)
+    tried = [sized(micro_batch, stage) for micro_batch, stage in ((1, 3), (8, 0), (2, 2), (4, 3))]
+    others = [sized(micro_batch, stage) for micro_batch in (1, 2, 4, 8) for stage in (0, 3)]
+
+    def error() -> float:
+        pairs = [(predicts.forecast(each).time, real.forecast(each).time) for each in others]
+        logs = [np.log(found.step_s / true.step_s) for found, true in pairs if found is not None and true is not None]
+        assert len(logs) == len(others)
+        return float(np.sqrt(np.mean(np.square(logs))))
+
+    before = error()
+    for config in tried:
+        forecast = real.forecast(config).time
+        assert forecast is not None
+        predicts.learn(took(config, forecast.step_s))
+    assert error() < min(0.1, before / 2)
 
 
 def test_a_host_without_room_for_what_is_offloaded_rejects_too() -> None:

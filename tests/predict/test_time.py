@@ -264,3 +264,19 @@ def test_ranks_on_cpu_cores_use_the_same_laws() -> None:
 def test_ranks_on_several_nodes_need_a_link_between_them(full: Profile) -> None:
     with pytest.raises(ValueError, match="16 ranks with 8 on a node need a link between nodes"):
         _time(full, _job(world_size=16, ranks_on_node=8))
+
+
+def test_blocks_that_are_mapped_anew_and_gradients_in_buckets_take_time_on_a_core() -> None:
+    """Logits of 2,048 tokens and 4,096 words are 32 MiB; a quarter of them is not."""
+    tiny = decoder(hidden=64, layers=2, intermediate=128, vocabulary=4096, dtype="fp32", device="cpu")
+    cpu, links = cpu_processor({Precision.FP32: 1e11}), cpu_links(1)
+
+    def terms(batch: int, stage: int) -> dict[str, float]:
+        job = _job(batch, 128, gradient_accumulation=16 // batch, zero_stage=stage)
+        return {term.name: term.busy_s for term in step_time(tiny, job, cpu, links, CPU_CLOCK).terms}
+
+    assert terms(16, 0)["fresh_memory"] > 0
+    assert "fresh_memory" not in terms(4, 0)
+    assert "gradient_buckets" not in terms(4, 0)
+    # stage 1 copies once a step, stage 2 in each of four micro-steps
+    assert terms(4, 2)["gradient_buckets"] == pytest.approx(4 * terms(4, 1)["gradient_buckets"])
