@@ -1,7 +1,9 @@
 """Strategies side by side: how many launches does each need on recorded and on simulated landscapes?
 
     python -m benchmarks.strategies [--tables FOLDER|FILE.csv ...] [--strategies NAME ...] [--seeds 5] [--budget 40]
-        [--workers 1] [--by-table] [--json]
+        [--workers 1] [--reachable] [--by-table] [--json]
+
+`--reachable`: only of what DeepSpeed's autotuner can reach, ZeRO stages and micro-batches beside a user's settings.
 
 Tables are those of `benchmarks.landscapes` (default: the folder of the measured ones). What a launch tells comes from
 the table with its noise; nothing is run. Measured and simulated tables are pooled apart. A strategy of others is
@@ -23,6 +25,7 @@ from benchmarks.landscapes.table import Landscape, UnreadableLandscape, read_lan
 from benchmarks.strategies import deepspeed_autotuner, dsat, guided, optuna_samplers, plain
 from benchmarks.strategies.play import Factory, Run, Unplayable, play
 from benchmarks.strategies.scores import COLUMNS, cells, scores
+from benchmarks.strategies.stages import reachable
 
 TABLES = Path(__file__).parent.parent / "landscapes"
 STRATEGIES: dict[str, Factory] = {
@@ -49,6 +52,17 @@ def tables_at(paths: Iterable[Path]) -> list[Landscape]:
     if not files:
         raise UnreadableLandscape("there is no table; `python -m benchmarks.landscapes.simulate FOLDER` makes some")
     return [read_landscape(file) for file in files]
+
+
+def reachable_of(landscapes: Sequence[Landscape]) -> list[Landscape]:
+    """The autotuner's part of each; those of which nothing fits are left out, and that is said."""
+    found = []
+    for land in landscapes:
+        try:
+            found.append(reachable(land))
+        except Unplayable as reason:
+            print(f"left out: {reason}", file=sys.stderr)
+    return found
 
 
 def compare(
@@ -115,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--budget", type=int, default=40)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--reachable", action="store_true", help="only what DeepSpeed's autotuner can reach")
     parser.add_argument("--by-table", action="store_true", help="print a table for each landscape too")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     chosen = parser.parse_args(arguments)
@@ -123,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnreadableLandscape as error:
         print(error, file=sys.stderr)
         return 2
+    if chosen.reachable:
+        landscapes = reachable_of(landscapes)
     kinds = kinds_of(landscapes)
     found = report(compare(landscapes, chosen.strategies, chosen.seeds, chosen.budget, chosen.workers), kinds)
     if chosen.json:

@@ -34,6 +34,11 @@ class _Asked:
         )
 
 
+def asking(sampler: search_factory.Asked) -> _Asked:
+    """A sampler of `benchmarks.search_factory` as a Strategy."""
+    return _Asked(sampler)
+
+
 def guided(landscape: Landscape, seed: int) -> _Asked:
     """To its budget."""
     return _Asked(search_factory.guided(*_parts(landscape, seed)))

@@ -1,7 +1,7 @@
 """The part of a landscape that tuners of ZeRO stage and micro-batch can reach: all other knobs as a user sets them."""
 
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,6 +90,26 @@ def stages_of(landscape: Landscape) -> Stages:
         trained=landscape.limits["params"] * (_TRAINED_BY_LORA if is_lora else 1.0),
         is_half=precision != "fp32",
         is_fp16=precision == "fp16",
+    )
+
+
+def reachable(landscape: Landscape) -> Landscape:
+    """What DeepSpeed's autotuner reaches in its fast form: stages and micro-batches, all else as a user has it.
+
+    Raises Unplayable where nothing of it fits."""
+    stages = stages_of(landscape)
+    kept = sorted(row for (_, _, bucket), row in stages.rows.items() if bucket == stages.default_bucket)
+    if not landscape.feasible[kept].any():
+        raise Unplayable(f"{landscape.name}: nothing fits of what DeepSpeed's autotuner reaches")
+    return replace(
+        landscape,
+        candidates=tuple(landscape.candidates[row] for row in kept),
+        feasible=landscape.feasible[kept],
+        oom_kinds=tuple(landscape.oom_kinds[row] for row in kept),
+        tokens_per_s=landscape.tokens_per_s[kept],
+        peak_gib=landscape.peak_gib[kept],
+        host_gib=landscape.host_gib[kept],
+        prior={name: values[kept] for name, values in landscape.prior.items()},
     )
 
 

@@ -13,6 +13,7 @@ from benchmarks.strategies.__main__ import STRATEGIES, TABLES, kinds_of, report,
 from benchmarks.strategies.__main__ import main as strategies_main
 from benchmarks.strategies.play import Result, Run, Unplayable, play
 from benchmarks.strategies.scores import scores
+from benchmarks.strategies.stages import reachable
 from orchestrator.contract.units import GIB
 
 LIMIT_GIB = 24.0
@@ -274,6 +275,15 @@ def test_a_landscape_without_stages_cannot_be_played_by_tuners_of_stages(capsys:
     )
     with pytest.raises(Unplayable, match="small has no knobs zero_stage and micro_batch"):
         STRATEGIES["dsat_binary"](land, 0)
+
+
+def test_the_autotuner_s_part_of_a_landscape() -> None:
+    part = reachable(table())
+    assert len(part.candidates) == 4 * len(SIZES)
+    assert {each["reduce_bucket"] for each in part.candidates} == {BUCKETS[1]}
+    assert part.best == pytest.approx(tokens_per_s(2, 5, BUCKETS[1]))
+    run = play(part, STRATEGIES["deepspeed_fast"], seed=0, budget=60)
+    assert run.regrets[-1] == pytest.approx(0.0)
 
 
 def test_measured_and_simulated_tables_are_pooled_apart() -> None:
