@@ -1,12 +1,15 @@
 """How well are memory and speed of a sweep's trials predicted?
 
-    python -m benchmarks.predicted_sweep [--trials 24] [--home FOLDER --sweep NAME] [--output PAGE]
+    python -m benchmarks.predicted_sweep [--trials 24] [--home FOLDER] [--sweep FOLDER] [--cache FOLDER] [--output PAGE]
 
 Without `--sweep`, runs the quickstart's candidates in random order under a limit that none of them meets, so that every
-peak is measured. Predicts each trial from its configuration alone (a trace of the model on tensors without data), then
-prints predicted beside measured: peak bytes as the bill gives them, and corrected by what the *other* trials showed
-(leave one out); and the rank correlation of predicted and measured tokens per second. Writes the tables to the page
-(docs/measurements/predicted-quickstart.md).
+peak is measured; with it, reads a sweep that was run (HOME/sweeps/NAME) and leaves it as it is. Predicts each trial
+from its configuration alone (a trace of the model on tensors without data), then prints predicted beside measured: peak
+bytes as the bill gives them, and corrected by what *other* trials showed; the rank correlation of predicted and
+measured tokens per second, with the constants that a sweep starts from and with those fitted to other trials; and how
+far predictions are off after a few trials. Writes all to the page (docs/measurements/predicted-quickstart.md).
+
+The trials are dealt in parts, at most 24, in turns; "other trials" are those of all other parts.
 """
 
 import argparse
@@ -17,10 +20,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import log
 from pathlib import Path
 
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from orchestrator.contract.config import TrialConfig
@@ -33,7 +38,7 @@ from orchestrator.contract.units import GIB, MIB, format_bytes
 from orchestrator.placement.rows import Rows, prepared_rows
 from orchestrator.placement.tracing import Untraceable, request_key, trace_all
 from orchestrator.predict.calibrate import MemoryObservation, MemoryPrior, TimeObservation, calibrate, calibrate_memory
-from orchestrator.predict.constants import CPU_CLOCK
+from orchestrator.predict.constants import CPU_CLOCK, ClockConstants
 from orchestrator.predict.machine import cpu_links, cpu_processor
 from orchestrator.predict.memory import bill
 from orchestrator.predict.overhead import CPU
@@ -49,7 +54,13 @@ SPEC = ROOT / "experiments" / "quickstart.yaml"
 PAGE = ROOT / "docs" / "measurements" / "predicted-quickstart.md"
 SWEEP = "predicted"
 ROOMY = "4GiB"
-COLUMNS = ("configuration", "measured peak", "bill", "corrected", "error", "measured tokens/s", "predicted tokens/s")
+COLUMNS = (
+    "configuration", "measured peak", "bill", "corrected", "error", "measured tokens/s", "predicted tokens/s",
+    "at start",
+)  # fmt: skip
+PARTS = 24
+LESSONS = (1, 3, 5, 10, 20)
+DRAWS = 10
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 
 
@@ -62,6 +73,8 @@ class Row:
     bill_bytes: int
     corrected_bytes: float
     measured_tokens_per_s: float
+    start_tokens_per_s: float
+    """Predicted with the constants that a sweep starts from."""
     predicted_tokens_per_s: float
 
     @property
@@ -78,9 +91,19 @@ def run_sweep(home: Path, trials: int) -> None:
     subprocess.run([*command, "--home", str(home), "--no-tracking"], check=True, stdout=sys.stderr)
 
 
-def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
-    """Every trial of the sweep `name` that was measured."""
-    ledger = Ledger(home, name)
+@dataclass(frozen=True)
+class Lesson:
+    """After how many trials the clock is how far off those that had no part in it; root mean squares of log errors."""
+
+    trials: int
+    fitted: float
+    common_factor: float
+    """By the constants that a sweep starts from and one factor, the trials' median."""
+
+
+def rows_of(sweep: Path, cache: Path) -> tuple[list[Row], list[Lesson]]:
+    """Every trial of the sweep in the folder `sweep` that was measured, and what the clock learns from few of them."""
+    ledger = Ledger(sweep.parent.parent, sweep.name)
     facts = read_model(ledger.facts_file, Facts)
     measured = [(record, found) for record in ledger.read_trials() if (found := _measurement(record)) is not None]
     lengths = prepared_rows(facts.data)
@@ -90,9 +113,9 @@ def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
     ]
     profiles = trace_all(requests, cache, processes=2, progress=_progress)
     keys = [request_key(request) for request in requests]
-    found = [profiles[key] for key in keys]
-    usable = [profile for profile in found if not isinstance(profile, Untraceable)]
-    assert len(usable) == len(found), [str(each) for each in found if isinstance(each, Untraceable)]
+    outcomes = [profiles[key] for key in keys]
+    usable = [profile for profile in outcomes if not isinstance(profile, Untraceable)]
+    assert len(usable) == len(outcomes), [str(each) for each in outcomes if isinstance(each, Untraceable)]
     runs = [
         _run(profile, record.config, lengths, facts, measurement)
         for profile, (record, measurement) in zip(usable, measured, strict=True)
@@ -101,19 +124,22 @@ def rows_of(home: Path, name: str, cache: Path) -> list[Row]:
         MemoryObservation(f"{key} {record.config.knobs.zero_stage}", predicted_bytes, measurement.peak_memory_bytes)
         for key, (predicted_bytes, _), (record, measurement) in zip(keys, runs, measured, strict=True)
     ]
-    return [
+    steps = [run for _, run in runs]
+    padding = [lengths.padding_fraction(record.config.knobs.micro_batch) for record, _ in measured]
+    corrected, fitted = _by_other_parts(memory, steps)
+    rows = [
         Row(
             label=record.label,
             measured_bytes=measurement.peak_memory_bytes,
             bill_bytes=round(runs[number][0]),
-            corrected_bytes=_corrected(memory, number),
+            corrected_bytes=corrected[number],
             measured_tokens_per_s=measurement.tokens_per_second,
-            predicted_tokens_per_s=_predicted_speed(
-                [run for _, run in runs], number, lengths.padding_fraction(record.config.knobs.micro_batch)
-            ),
+            start_tokens_per_s=_tokens_per_s(steps[number], CPU_CLOCK, padding[number]),
+            predicted_tokens_per_s=_tokens_per_s(steps[number], fitted[number], padding[number]),
         )
         for number, (record, measurement) in enumerate(measured)
     ]
+    return rows, [_lesson(steps, count) for count in LESSONS if 2 * count <= len(steps)]
 
 
 def _measurement(record: TrialRecord) -> Measurement | None:
@@ -137,33 +163,68 @@ def _run(
     return float(bill(profile, job, CPU).peak_device_bytes), seen
 
 
-def _corrected(observations: Sequence[MemoryObservation], number: int) -> float:
+def _by_other_parts(
+    memory: Sequence[MemoryObservation], steps: Sequence[TimeObservation]
+) -> tuple[list[float], list[ClockConstants]]:
+    """Of each trial its peak and the clock's constants, by the trials of all parts but its own."""
     prior = MemoryPrior(spread=0.08, base_spread_bytes=32 * MIB, noise=0.06)
-    fit = calibrate_memory([seen for other, seen in enumerate(observations) if other != number], prior)
-    return fit.corrected_bytes(observations[number].structure, observations[number].predicted_bytes)
+    corrected, fitted = [0.0] * len(steps), [CPU_CLOCK] * len(steps)
+    parts = min(PARTS, len(steps))
+    for part in range(parts):
+        others = [number for number in range(len(steps)) if number % parts != part]
+        peaks = calibrate_memory([memory[number] for number in others], prior)
+        clock = calibrate([steps[number] for number in others], CPU_CLOCK)
+        for number in range(part, len(steps), parts):
+            seen = memory[number]
+            corrected[number] = peaks.corrected_bytes(seen.structure, seen.predicted_bytes)
+            fitted[number] = clock.constants
+    return corrected, fitted
 
 
-def _predicted_speed(observations: Sequence[TimeObservation], number: int, padding_fraction: float) -> float:
-    fit = calibrate([seen for other, seen in enumerate(observations) if other != number], CPU_CLOCK)
-    seen = observations[number]
-    return priced(seen.work, seen.processor, seen.links, fit.constants, padding_fraction).tokens_per_second
+def _tokens_per_s(seen: TimeObservation, constants: ClockConstants, padding_fraction: float) -> float:
+    return priced(seen.work, seen.processor, seen.links, constants, padding_fraction).tokens_per_second
+
+
+def _log_errors(steps: Sequence[TimeObservation], constants: ClockConstants) -> NDArray[np.float64]:
+    return np.array(
+        [log(priced(seen.work, seen.processor, seen.links, constants).step_s / seen.step_s) for seen in steps]
+    )
+
+
+def _lesson(steps: Sequence[TimeObservation], count: int) -> Lesson:
+    """The mean over draws of `count` trials."""
+    fitted, common = [], []
+    for seed in range(DRAWS):
+        order = np.random.default_rng(seed).permutation(len(steps))
+        known, others = [steps[number] for number in order[:count]], [steps[number] for number in order[count:]]
+        learned = _log_errors(others, calibrate(known, CPU_CLOCK).constants)
+        shifted = _log_errors(others, CPU_CLOCK) - np.median(_log_errors(known, CPU_CLOCK))
+        fitted.append(float(np.sqrt(np.mean(learned**2))))
+        common.append(float(np.sqrt(np.mean(shifted**2))))
+    return Lesson(count, float(np.mean(fitted)), float(np.mean(common)))
 
 
 def _progress(done: int, total: int) -> None:
     print(f"traced {done} of {total} structures", file=sys.stderr)
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[Row], lessons: Sequence[Lesson]) -> str:
     """The figures that the tables come to."""
     errors = np.abs([row.error for row in rows])
     memory = spearmanr([row.bill_bytes for row in rows], [row.measured_bytes for row in rows]).statistic
-    speed = spearmanr(
-        [row.predicted_tokens_per_s for row in rows], [row.measured_tokens_per_s for row in rows]
-    ).statistic
+    measured = [row.measured_tokens_per_s for row in rows]
+    start = spearmanr([row.start_tokens_per_s for row in rows], measured).statistic
+    speed = spearmanr([row.predicted_tokens_per_s for row in rows], measured).statistic
+    learned = "; ".join(
+        f"{lesson.trials} trials {lesson.fitted:.1%} (by a common factor {lesson.common_factor:.1%})"
+        for lesson in lessons
+    )
     return (
         f"{len(rows)} trials. Peak, corrected by the other trials: median error {np.median(errors):.1%}, "
         f"90th percentile {np.quantile(errors, 0.9):.1%}, worst {errors.max():.1%}. "
-        f"Rank correlation: bill and measured peak {memory:.3f}, predicted and measured tokens/s {speed:.3f}."
+        f"Rank correlation: bill and measured peak {memory:.3f}, predicted and measured tokens/s {speed:.3f} "
+        f"(with the constants that a sweep starts from {start:.3f}). Step times of trials that the clock has not seen, "
+        f"root mean square error after {learned}."
     )
 
 
@@ -178,25 +239,26 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.error:+.1%}",
             f"{row.measured_tokens_per_s:,.0f}",
             f"{row.predicted_tokens_per_s:,.0f}",
+            f"{row.start_tokens_per_s:,.0f}",
         )
         for row in sorted(rows, key=lambda row: -row.measured_tokens_per_s)
     )
     return Table("Predicted beside measured", COLUMNS, cells, frozenset({"configuration"}))
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(title: str, rows: Sequence[Row], lessons: Sequence[Lesson]) -> str:
     """The page of measurements, in Markdown."""
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     machine = f"{platform.machine()}, {psutil.cpu_count()} CPU cores, {psutil.virtual_memory().total / GIB:.0f} GiB"
     return "\n".join(
         [
-            "# Predicted beside measured: the quickstart's candidates",
+            f"# Predicted beside measured: {title}",
             "",
             "Measured by `python -m benchmarks.predicted_sweep` on a machine without a GPU "
             f"({machine}; {packages}). The bill is of tensors; what a process takes beside them is fitted on the other "
             "trials, and so are the clock's constants.",
             "",
-            summary(rows),
+            summary(rows, lessons),
             "",
             markdown_table(table(rows)),
             "",
@@ -208,17 +270,20 @@ def main() -> int:
     """Measure unless a sweep is named, predict, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=24)
-    parser.add_argument("--home", type=Path, help="where the sweep is, or is to be run (default: a temporary folder)")
-    parser.add_argument("--sweep", help="a sweep that was run already")
+    parser.add_argument("--home", type=Path, help="where the sweep is to be run (default: a temporary folder)")
+    parser.add_argument("--sweep", type=Path, help="the folder of a sweep that was run already: HOME/sweeps/NAME")
+    parser.add_argument("--cache", type=Path, help="folder of traces (default: in the home)")
+    parser.add_argument("--title", default="the quickstart's candidates", help="what the page's trials are")
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="brimful-predicted-") as folder:
         home = arguments.home or Path(folder)
         if arguments.sweep is None:
             run_sweep(home, arguments.trials)
-        rows = rows_of(home, arguments.sweep or SWEEP, home / "cache")
-    print(summary(rows))
-    arguments.output.write_text(page(rows))
+        sweep = arguments.sweep or Ledger(home, SWEEP).folder
+        rows, lessons = rows_of(sweep, arguments.cache or home / "cache")
+    print(summary(rows, lessons))
+    arguments.output.write_text(page(arguments.title, rows, lessons))
     return 0
 
 
