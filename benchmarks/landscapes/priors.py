@@ -44,7 +44,7 @@ def price(cluster: Cluster, cache: Path) -> tuple[list[Priced], float]:
         profile = profiles[keys[request.model_dump_json()]]
         if isinstance(profile, Untraceable):
             raise profile
-        result.append(_price(cluster, each, profile))
+        result.append(price_one(cluster, each, profile))
         weights = float(sum(parameter.numel(0) for parameter in profile.parameters))
     return result, weights
 
@@ -54,7 +54,8 @@ def precision_of(cluster: Cluster) -> Dtype:
     return "bf16" if Precision.BF16 in cluster.device.peak_flops_per_s else "fp16"
 
 
-def _price(cluster: Cluster, configuration: Configuration, profile: Profile) -> Priced:
+def price_one(cluster: Cluster, configuration: Configuration, profile: Profile) -> Priced:
+    """One configuration, by the trace of its structure."""
     job = _job(cluster, configuration)
     verdict = judge(profile, job, CUDA, replays=False)
     work = step_work(profile, job)

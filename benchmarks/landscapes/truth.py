@@ -144,7 +144,7 @@ class Truth:
         """Mean speed of each, also of those that do not fit, for which it has no meaning."""
         tokens = self._cluster.global_sequences * self._cluster.sequence_tokens
         ideal = np.array([tokens / self._step_s(each) for each in self._priced])
-        return ideal * self._dips() * self._response() * self._thrash(device_gib) * self._trapped()
+        return ideal * self._dips() * self._response() * self.thrash(device_gib) * self.trapped()
 
     def _term(self, name: str) -> float:
         if name not in self._terms:
@@ -248,7 +248,8 @@ class Truth:
                     log[row] += effects[key]
         return log
 
-    def _thrash(self, device_gib: NDArray[np.float64]) -> NDArray[np.float64]:
+    def thrash(self, device_gib: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The factor on the speed of needs near the limit."""
         over = np.clip((device_gib / self._limit_gib - THRASH_FROM) / (1 - THRASH_FROM), 0, 1)
         return 1 - self.rates.thrash * over
 
@@ -260,7 +261,8 @@ class Truth:
         first, second = self._rng.choice([name for name in moving if name != "method"], size=2, replace=False).tolist()
         return (first, favourite[first], second, favourite[second]), float(self._rng.uniform(0.25, 0.50))
 
-    def _trapped(self) -> NDArray[np.float64]:
+    def trapped(self) -> NDArray[np.float64]:
+        """The factor on the speed of configurations in the trap."""
         if self.trap is None:
             return np.ones(len(self._knobs))
         (first, value, second, other), loss = self.trap
