@@ -30,10 +30,9 @@ PROBE_AND_WARM_UP_STEPS = 3
 METRICS = ("tokens_per_second", "peak_memory_bytes")
 
 
-def again(record: TrialRecord, folder: Path, steps: int) -> dict[str, float]:
-    """The trial once more, by hand, over exactly `steps` measured steps."""
+def again(record: TrialRecord, folder: Path, measure: MeasureSettings) -> dict[str, float]:
+    """The trial once more, by hand."""
     folder.mkdir()
-    measure = MeasureSettings(warmup_steps=1, min_steps=steps, max_steps=steps, max_measure_s=3600)
     files = AttemptFiles(folder)
     write_atomic(files.config, record.config.model_copy(update={"measure": measure}).model_dump_json())
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(record.config.world_size)]
@@ -48,7 +47,7 @@ def again(record: TrialRecord, folder: Path, steps: int) -> dict[str, float]:
 
 
 def exported(folder: Path, output: Path, steps: int) -> dict[str, float]:
-    """One run of the exported script over as many steps."""
+    """One run of the exported script over `steps` measured steps: all that it prints."""
     words = ["--max-steps", str(PROBE_AND_WARM_UP_STEPS + steps), "--no-save", "--output", str(output)]
     run = subprocess.run(
         ["bash", str(folder / "launch.sh"), *words],
@@ -59,8 +58,14 @@ def exported(folder: Path, output: Path, steps: int) -> dict[str, float]:
     results = [line for line in run.stdout.splitlines() if line.startswith('{"tokens_per_second"')]
     if not results:
         raise SystemExit(f"the exported script failed:\n{run.stdout}\n{run.stderr}")
-    result = json.loads(results[-1])
-    return {name: result[name] for name in METRICS}
+    result: dict[str, float] = json.loads(results[-1])
+    return result
+
+
+def export(name: str, home: Path, folder: Path) -> None:
+    """Export the best of the sweep `name` to `folder`."""
+    command = [sys.executable, "-m", "orchestrator.cli", "export", name, "--home", str(home), "-o", str(folder)]
+    subprocess.run(command, check=True, stdout=sys.stderr)
 
 
 def verdict(pairs: list[tuple[dict[str, float], dict[str, float]]], metric: str) -> dict[str, float]:
@@ -92,15 +97,14 @@ def main() -> None:
     winner = best(spec.objective, ledger.read_trials())
     if winner is None:
         raise SystemExit(f"sweep {arguments.name} has no winner")
+    steps = arguments.steps
+    measure = MeasureSettings(warmup_steps=1, min_steps=steps, max_steps=steps, max_measure_s=3600)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "orchestrator.cli", "export", arguments.name]
-        subprocess.run(
-            [*command, "--home", str(arguments.home), "-o", str(folder / "export")], check=True, stdout=sys.stderr
-        )
+        export(arguments.name, arguments.home, folder / "export")
         pairs = []
         for number in range(arguments.pairs):
-            before = again(winner, folder / f"trial{number}", arguments.steps)
+            before = again(winner, folder / f"trial{number}", measure)
             after = exported(folder / "export", folder / f"output{number}", arguments.steps)
             print(f"pair {number + 1}: trial {before}, export {after}", file=sys.stderr, flush=True)
             pairs.append((before, after))
