@@ -61,6 +61,11 @@ class Asked:
         self._seen: list[Observation] = []
         self._running: list[int] = []
 
+    @property
+    def is_led(self) -> bool:
+        """Whether predicted speeds still lead the search."""
+        return self._sampler.leading_speed(self._seen) is not None
+
     def ask(self) -> int | None:
         suggestion = self._sampler.ask(self._seen, self._running)
         if suggestion is None:

@@ -84,7 +84,8 @@ class GuidedSampler(BaseSampler):
 def _observation(candidate: int, trial: FrozenTrial) -> Observation | None:
     excess = trial.constraints.get(MEMORY_CONSTRAINT)
     if trial.state is TrialState.COMPLETE and trial.value is not None and trial.value > 0:
-        need = None if excess is None or excess <= -1 else log(1 + excess)
+        # 0 is told where nothing bounds the memory
+        need = log(1 + excess) if excess and excess > -1 else None
         overshoot = trial.constraints.get(LOSS_CONSTRAINT)
         log_loss = None if overshoot is None or overshoot <= -1 else log(1 + overshoot)
         is_over = excess is not None and excess > 0

@@ -15,15 +15,20 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from orchestrator.search.residuals import Amplitudes, Axis, Belief, Floats, Levels, Residuals, Rows
-from orchestrator.search.trust import CONTRAST, is_useless, wants_contrast
+from orchestrator.search.trust import CONTRAST, is_doubtful, wants_contrast
 
 SPEED = (Amplitudes(0.3, 0.05, 0.05, 0.02), Amplitudes(0.3, 0.10, 0.10, 0.02), Amplitudes(0.4, 0.20, 0.20, 0.02))
-MEMORY = (Amplitudes(0.10, 0.02, 0.02, 0.01), Amplitudes(0.2, 0.06, 0.05, 0.02), Amplitudes(0.3, 0.15, 0.12, 0.03))
+MEMORY = (
+    Amplitudes(0.10, 0.02, 0.02, 0.01),
+    Amplitudes(0.6, 0.02, 0.02, 0.01),
+    Amplitudes(0.2, 0.06, 0.05, 0.02),
+    Amplitudes(0.6, 0.15, 0.12, 0.03),
+)
 """Of log(measured / predicted), throughput and need: a good prediction, a middling one, one that is wrong about some
-knobs. The likeliest counts."""
+knobs, and for need one that is right but for a factor. The likeliest counts."""
 LOSS = (Amplitudes(0.05, 0.01, 0.005, 0.002), Amplitudes(0.1, 0.05, 0.02, 0.005), Amplitudes(0.3, 0.15, 0.05, 0.01))
 """Of log(eval loss / greatest allowed), unpredicted: candidates that learn nearly alike, and others."""
-UNPREDICTED_SPEED = (Amplitudes(0.5, 0.3, 0.3, 0.03),)
+UNPREDICTED_SPEED = (Amplitudes(0.5, 0.3, 0.1, 0.03),)
 """Of log throughput where nothing is predicted: the knobs explain all."""
 UNKNOWN_NEED = 0.6
 """Of the limit, that a candidate is taken to need where nothing is predicted."""
@@ -90,8 +95,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`expected_gain`: expected improvement over the best so far (as a share), times the probability that it fits; what
-    runs counts as it is believed. None before anything that may win was measured."""
+    """`expected_gain`: expected improvement over the best so far (as a share) times the probability that it fits, by a
+    belief that leaves room for surprises; what runs counts as it is believed. None before anything that may win was
+    measured."""
 
     candidate: int
     expected_gain: float | None
@@ -138,8 +144,11 @@ class Guided:
         if probes.any():
             scores, open_ones = np.exp(speed.mean) * fits**power, probes
         chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
-        has_best = any(seen.outcome == "ok" and seen.may_win for seen in observations)
-        gain = float(gains[chosen] * fits[chosen] * keeps[chosen]) if has_best else None
+        gain = None
+        if any(seen.outcome == "ok" and seen.may_win for seen in observations):
+            wide = self._gains(self._speed(observations, running, is_wide=True), observations, running)
+            likely = int(np.argmax(np.where(open_ones, wide * fits**power * keeps, -1.0)))
+            gain = float(wide[likely] * fits[likely] * keeps[likely])
         return Suggestion(chosen, gain, float(fits[chosen]))
 
     def believed_speed(self, observations: Sequence[Observation]) -> Belief:
@@ -149,17 +158,24 @@ class Guided:
     def leading_speed(self, observations: Sequence[Observation]) -> Floats | None:
         """The predicted log tokens/s that it starts from; None without, and once trials show that they are no guide."""
         predicted = self.prediction.log_speed
+        if predicted is None or np.ptp(predicted) == 0:
+            return None
         rows, measured = _measured(observations)
-        return None if predicted is None or is_useless(predicted[rows], measured) else predicted
+        if not is_doubtful(predicted[rows], measured):
+            return predicted
+        with_it = self._residuals.fit(rows, measured - predicted[rows], self.speed)
+        without = self._residuals.fit(rows, measured - measured.mean(), UNPREDICTED_SPEED)
+        return predicted if with_it.log_likelihood > without.log_likelihood else None
 
     @cached_property
     def _residuals(self) -> Residuals:
         return Residuals(self.levels, self.axes)
 
-    def _speed(self, observations: Sequence[Observation], running: Sequence[int]) -> Belief:
-        """What runs is taken to come out as believed, so that it is not asked for again."""
+    def _speed(self, observations: Sequence[Observation], running: Sequence[int], *, is_wide: bool = False) -> Belief:
+        """What runs is taken to come out as believed, so that it is not asked for again. `is_wide`: by the second
+        choice of amplitudes; by the first, a few good predictions in a row leave nothing to find."""
         rows, measured = _measured(observations)
-        prior, choices = self.leading_speed(observations), self.speed
+        prior, choices = self.leading_speed(observations), self.speed[1:2] if is_wide else self.speed
         if prior is None:
             level = float(measured.mean()) if len(measured) else 0.0
             prior, choices = np.full(len(self.levels), level), UNPREDICTED_SPEED
