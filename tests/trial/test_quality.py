@@ -15,7 +15,8 @@ import torch
 
 from orchestrator.contract.config import ModelSource, TrialConfig
 from orchestrator.contract.facts import DataFacts, DataRequest
-from orchestrator.contract.outcome import Diverged, Invalid, Measurement, Ok, Phase
+from orchestrator.contract.outcome import Diverged, Invalid, Measurement, Ok, OomDevice, Phase
+from orchestrator.contract.units import MIB
 from orchestrator.trial.data import HELD_OUT, Batches, Rows, TokenRow
 from orchestrator.trial.group import RankPlace
 from orchestrator.trial.model import build_model
@@ -153,6 +154,24 @@ def test_the_phase_is_told_with_its_progress(template: TemplateClient, rows: Pat
     assert [event.tokens for event in told] == [67, 33, 60, 20]
     assert {event.phase for event in told} == {"eval"}
     assert [event.event for event in files.read_events()].count("first_step") == 1
+
+
+@pytest.mark.trains
+def test_held_out_rows_that_need_most_memory_show_in_the_peak_and_at_the_limit(
+    template: TemplateClient, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "data", [16] * 12, [2048])
+    section = {"directory": str(data), "digest": "long", "sequence_length": 2048}
+    knobs = {**FULL, "attention": "eager", "micro_batch": 1}
+    quality = {"train_tokens": 1}
+    free = quality_trial(data, knobs, quality=quality, data=section)
+    found = measured(template, tmp_path / "free", free)
+    assert found.ranks[0].peak_by_phase_bytes[Phase.EVAL] == found.peak_memory_bytes
+    limits = {"device_memory_bytes": 100 * MIB}
+    tight = quality_trial(data, knobs, quality=quality, data=section, limits=limits)
+    _, outcome = template.run(write_trial(tmp_path / "tight", tight))
+    assert isinstance(outcome, OomDevice), outcome
+    assert outcome.phase is Phase.EVAL
 
 
 @pytest.mark.trains
