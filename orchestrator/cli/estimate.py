@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator.cli.driving import CACHE_FOLDER
 from orchestrator.cli.estimate_answer import Answer, answer, show
+from orchestrator.cli.estimate_engine import EngineChoice, engine_choice, without_nvme
 from orchestrator.cli.estimate_model import NamedModel, TracedShape, named_model, traced_shape
 from orchestrator.cli.output import Output
 from orchestrator.contract.config import DataSource, TrainSettings, TrialConfig
@@ -45,6 +46,8 @@ class EstimateRequest:
     sequence_length: int
     global_batch: int | None
     knobs: Mapping[str, str]
+    engine: str | None = None
+    quantization: str | None = None
 
 
 def estimate(request: EstimateRequest, home: Path, as_json: bool, quiet: bool = False) -> None:
@@ -67,7 +70,8 @@ def estimated(request: EstimateRequest, cache: Path, output: Output) -> Answer:
         run.platform,
         uniform_rows(request.sequence_length),
         cached_tracer(cache, progress=progress),
-        lambda asked: asked.model_copy(update={"task": run.named.task}),
+        lambda asked: run.choice.request(asked.model_copy(update={"task": run.named.task})),
+        run.choice.job,
     )
     draft = run.config(run.point, _UNTRACED)
     profile = forecaster.profile(draft)
@@ -79,6 +83,7 @@ def estimated(request: EstimateRequest, cache: Path, output: Output) -> Answer:
     return answer(
         model=run.named.name,
         device=run.device_name,
+        knobs=run.choice.shown(config.knobs.model_dump(mode="json")),
         config=config,
         sizes=forecaster.parameters(config),
         forecast=forecast,
@@ -105,7 +110,11 @@ class _Run:
             raise UsageError("--model is missing: give a well-known name, a config.json or a checkpoint folder")
         if request.devices % request.nodes:
             raise UsageError(f"--devices {request.devices} cannot be spread evenly over --nodes {request.nodes}")
-        self.point = _point(request.knobs)
+        knobs, to_nvme = without_nvme(request.knobs)
+        self.point = _point(knobs)
+        if request.quantization not in (None, "none"):
+            self.point.setdefault("method", "lora")
+        self.choice: EngineChoice = engine_choice(request.engine, request.quantization, self.point, to_nvme)
         self.named: NamedModel = named_model(request.model)
         self.device_name, self.platform = _platform(request)
         self._request = request
@@ -133,6 +142,8 @@ class _Run:
 
     def changed(self, new: Mapping[str, KnobValue], shape: Shape) -> TrialConfig | None:
         """The trial with new values of knobs and the same global batch; None when it cannot be run."""
+        if not self.choice.allows(new):
+            return None
         before = self.config(self.point, shape)
         kept = {name: value for name, value in self.point.items() if name not in new}
         try:
@@ -160,7 +171,7 @@ class _Run:
             found.append(f"network between nodes: {request.between_nodes or DEFAULT_BETWEEN_NODES}")
         found.append(f"every row has {request.sequence_length} tokens, without padding")
         found.append(f"global batch {config.train.global_batch}, accumulation {config.gradient_accumulation}")
-        found.append("engine: DeepSpeed, whose settings are those of the knobs; unset knobs at their defaults")
+        found += self.choice.assumptions()
         if self.named.note:
             found.append(self.named.note)
         values = dict(config.knobs)

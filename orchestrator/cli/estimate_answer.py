@@ -86,6 +86,7 @@ def answer(
     *,
     model: str,
     device: str,
+    knobs: dict[str, JsonValue],
     config: TrialConfig,
     sizes: tuple[int, int],
     forecast: Forecast,
@@ -93,7 +94,7 @@ def answer(
     changes: Sequence[Change],
     assumptions: tuple[str, ...],
 ) -> Answer:
-    """The document. `sizes`: weights in all, and trained ones."""
+    """The document. `knobs`: values as the user knows them; `sizes`: weights in all, and trained ones."""
     verdict, time = forecast.verdict, forecast.time
     bill = verdict.bill
     on_cuda = platform.device == "cuda"
@@ -106,7 +107,7 @@ def answer(
         device=device,
         world_size=config.world_size,
         gradient_accumulation=config.gradient_accumulation,
-        config=config.knobs.model_dump(mode="json"),
+        config=knobs,
         fits=None if forecast.probability_fits is None else forecast.is_likely,
         probability_fits=forecast.probability_fits,
         binding_phase=bill.binding_phase,

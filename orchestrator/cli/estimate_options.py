@@ -25,6 +25,18 @@ SequenceLength = Annotated[int, typer.Option(min=2, help="Tokens of every row.")
 GlobalBatch = Annotated[
     int | None, typer.Option(min=1, help="Rows of one optimizer step over all devices; else without accumulation.")
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="WORD", help="deepspeed, fsdp or ddp; else deepspeed. A sweep runs DeepSpeed alone."),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WORD",
+        help="How frozen linear weights are stored: none, nf4, nf4_double or int8 (QLoRA); else none. Not in a sweep.",
+    ),
+]
+_TO_NVME = " Here nvme too, in stage 3; not in a sweep."
 ListDevices = Annotated[bool, typer.Option("--list-devices", help="List the device table.")]
 
 
@@ -44,6 +56,8 @@ def _estimate(  # smell: typer makes an option of each parameter
     between_nodes: BetweenNodes = None,
     sequence_length: SequenceLength = 2048,
     global_batch: GlobalBatch = None,
+    engine: Engine = None,
+    quantization: Quantize = None,
     list_devices: ListDevices = False,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -68,6 +82,8 @@ def _estimate(  # smell: typer makes an option of each parameter
         sequence_length=sequence_length,
         global_batch=global_batch,
         knobs={name: text for name, text in knobs.items() if text is not None},
+        engine=engine,
+        quantization=quantization,
     )
     estimate(request, home, as_json, quiet)
 
@@ -88,7 +104,9 @@ def _with_knobs(function: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(knob: Knob) -> inspect.Parameter:
     condition = "" if knob.condition == "always" else f" Only where {knob.condition}."
-    option = typer.Option(f"--{knob.name.replace('_', '-')}", metavar="VALUE", help=f"{knob.meaning}{condition}")
+    beyond = _TO_NVME if knob.name.startswith("offload_") else ""
+    text = f"{knob.meaning}{condition}{beyond}"
+    option = typer.Option(f"--{knob.name.replace('_', '-')}", metavar="VALUE", help=text)
     return inspect.Parameter(
         knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )

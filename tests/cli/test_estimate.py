@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from orchestrator.cli.estimate_answer import Answer
 from orchestrator.cli.output import Output
 from orchestrator.contract.config import Checkpointing, ModelSource
 from orchestrator.contract.errors import UsageError
-from orchestrator.contract.profile import TraceRequest
+from orchestrator.contract.outcome import Phase
+from orchestrator.contract.profile import Quantization, TraceRequest
 from orchestrator.contract.units import GIB, MIB
 from orchestrator.placement.tracing import trace_all
 from orchestrator.predict.terms import total
@@ -38,13 +40,25 @@ def model(place: Workplace) -> Path:
     recomputed = plain.model_copy(update={"gradient_checkpointing": Checkpointing.FULL})
     adapter = {"target_modules": "all-linear", "lora_dropout": 0.0}
     adapted = plain.model_copy(update={"adapter": adapter, "adapter_dtype": "bf16"})
-    trace_all([plain, recomputed, adapted], place.folder / "home" / "cache")
+    quantised = adapted.model_copy(update={"quantization": Quantization.NF4})
+    autocast = plain.model_copy(update={"autocast": "bf16"})
+    trace_all([plain, recomputed, adapted, quantised, autocast], place.folder / "home" / "cache")
     return file
 
 
-def ask(place: Workplace, model: str | Path, device_memory: str | None = None, **knobs: str) -> Answer:
-    """The answer for one a100-80 and rows of 512 tokens, without starting the command."""
-    request = EstimateRequest(str(model), 1, 1, None, device_memory, None, 512, None, knobs)
+def ask(
+    place: Workplace,
+    model: str | Path,
+    device_memory: str | None = None,
+    devices: int = 1,
+    engine: str | None = None,
+    quantization: str | None = None,
+    **knobs: str,
+) -> Answer:
+    """The answer for a100-80 and rows of 512 tokens, without starting the command."""
+    request = EstimateRequest(
+        str(model), devices, 1, None, device_memory, None, 512, None, knobs, engine=engine, quantization=quantization
+    )
     return estimated(request, place.folder / "home" / "cache", Output(quiet=True))
 
 
@@ -122,6 +136,60 @@ def test_where_no_single_change_is_enough_the_nearest_is_told(place: Workplace, 
 def test_knobs_without_an_effect_are_told(place: Workplace, model: Path) -> None:
     answer = ask(place, model, offload_optimizer="cpu")
     assert "offload_optimizer has no effect here: it needs that zero_stage is 1, 2 or 3" in answer.assumptions
+
+
+def test_quantised_weights_take_half_a_byte_and_their_scales(place: Workplace, model: Path) -> None:
+    plain, quantised = ask(place, model, method="lora"), ask(place, model, quantization="nf4")
+    assert (quantised.config, quantised.trained_parameters) == (plain.config, plain.trained_parameters)
+
+    def frozen_bytes(answer: Answer) -> int:
+        return answer.bill.phases[answer.binding_phase]["frozen_weights"]
+
+    head, width, narrow, wide = 2 * 4096 * 64, 64, 32, 128
+    linear = 4 * (2 * width * width + 2 * width * narrow + 3 * width * wide)
+    assert frozen_bytes(plain) - frozen_bytes(quantised) == pytest.approx(linear * (2 - 0.5 - 4 / 64), rel=0.01)
+    assert frozen_bytes(quantised) > 2 * head
+    assert any(each.startswith("frozen linear weights stored as nf4") for each in quantised.assumptions)
+
+
+def test_states_on_disk_leave_device_and_host(place: Workplace, model: Path) -> None:
+    on_host = ask(place, model, devices=2, zero_stage="3", offload_optimizer="cpu")
+    on_disk = ask(place, model, devices=2, zero_stage="3", offload_optimizer="nvme")
+    assert on_disk.config == on_host.config | {"offload_optimizer": "nvme"}
+    weights = on_host.total_parameters
+    # master, gradient and both states of Adam, four bytes each, of all ranks
+    assert on_disk.disk_bytes == pytest.approx(16 * weights, rel=0.02)
+    assert on_host.disk_bytes == 0
+    assert (on_disk.step_s or 0.0) > (on_host.step_s or 0.0)
+
+
+def test_other_engines_hold_other_things(place: Workplace, model: Path) -> None:
+    deepspeed, ddp = ask(place, model), ask(place, model, engine="ddp")
+    step = ddp.bill.phases[Phase.OPTIMIZER_STEP]
+    assert "master_weights" not in step
+    assert step["optimizer_states"] == pytest.approx(4 * ddp.total_parameters, rel=0.02)
+    assert deepspeed.bill.phases[Phase.OPTIMIZER_STEP]["master_weights"] > 0
+    fsdp = ask(place, model, "64MiB", devices=2, engine="fsdp")
+    sharded = fsdp.bill.phases[Phase.OPTIMIZER_STEP]
+    assert sharded["optimizer_states"] == pytest.approx(4 * fsdp.total_parameters, rel=0.02)
+    assert fsdp.change is not None
+    assert not fsdp.change.knobs.keys() & {"zero_stage", "offload_optimizer", "offload_param"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"engine": "fsdb"}, "--engine fsdb: did you mean fsdp?"),
+        ({"quantization": "nf8"}, "--quantization nf8: "),
+        ({"quantization": "nf4", "method": "full"}, "--quantization nf4: quantised weights cannot be trained"),
+        ({"engine": "ddp", "zero_stage": "2"}, "--zero-stage is DeepSpeed's: leave it out"),
+        ({"offload_param": "nvme"}, "--offload-param nvme: DeepSpeed does so in stage 3 alone"),
+        ({"engine": "fsdp", "offload_optimizer": "nvme"}, "--offload-optimizer is DeepSpeed's"),
+    ],
+)
+def test_what_no_engine_does_is_refused(place: Workplace, asked: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        ask(place, "llama-2-7b", **asked)  # type: ignore[arg-type]
 
 
 def test_a_7b_model_by_its_name_needs_no_network(place: Workplace) -> None:
