@@ -44,6 +44,8 @@ class RankMemory(Frozen):
     peak_device_bytes: int | None = None
     """Bytes in use on the whole device as its driver reports them (NVML); None on CPU."""
     allocation_retries: int = 0
+    held_bytes: tuple[int, ...] = ()
+    """After each measured step, when its tensors are gone: allocated on CUDA, writable address space on CPU."""
     peak_by_phase_bytes: dict[Phase, int] = {}
 
 

@@ -15,6 +15,7 @@ from orchestrator.contract.outcome import (
     Infra,
     Invalid,
     LostNode,
+    Measurement,
     Ok,
     OomDevice,
     OomHost,
@@ -26,6 +27,7 @@ from orchestrator.contract.outcome import (
 )
 from orchestrator.contract.record import SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.search.leak import leak_of
 from orchestrator.search.reported import Reported, thrashes
 
 _LEAST_ODDS = 0.001
@@ -143,12 +145,21 @@ def trial_row(record: TrialRecord, sweep_state: SweepState, figures: Reported | 
     )
 
 
+def _leaking(measurement: Measurement) -> str:
+    leak = leak_of(measurement)
+    if leak is None:
+        return ""
+    until = "" if leak.steps_to_limit is None else f", and meets the limit after {leak.steps_to_limit} more"
+    return f", leaking: memory grows by {format_bytes(round(leak.bytes_per_step))} a step{until}"
+
+
 def describe(outcome: Outcome) -> str:
     """`outcome` in a few words, its phase and its main number included."""
     match outcome:
         case Ok(health=health, measurement=measurement):
             early = ", ended early: slower than the best" if measurement.raced_out else ""
-            return f"ok{early}" if health is Health.GOOD else f"ok, {health}{early}"
+            state = "ok" if health is Health.GOOD else f"ok, {health}"
+            return f"{state}{_leaking(measurement)}{early}"
         case OverLimit():
             return "ran, but leaves too little headroom"
         case OomDevice(phase=phase, requested_bytes=requested_bytes):

@@ -38,6 +38,9 @@ class Device(Protocol):
     def used_bytes(self) -> int:
         """The highest use so far of what the limit limits."""
 
+    def held_bytes(self) -> int:
+        """What is taken now of what the limit limits, by tensors where they are told apart."""
+
     def reserved_bytes(self) -> int | None:
         """Bytes that the allocator holds, at most so far; None where it does not tell."""
 
@@ -98,6 +101,9 @@ class CpuDevice:
     def used_bytes(self) -> int:
         return max(1, process_status_bytes()["VmPeak"] - self._start_address_space_bytes)
 
+    def held_bytes(self) -> int:
+        return process_status_bytes()["VmData"]
+
     def reserved_bytes(self) -> int | None:
         return None
 
@@ -150,6 +156,9 @@ class CudaDevice:
 
     def used_bytes(self) -> int:
         return max(1, torch.cuda.max_memory_allocated(self._index))
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._index)
 
     def reserved_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved(self._index)

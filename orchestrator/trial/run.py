@@ -37,6 +37,7 @@ class Trial:
         self.loaded: LoadedModel
         self.engine: Engine
         self.peak_by_phase_bytes: dict[Phase, int] = {}
+        self.held_bytes: list[int] = []
         self.first_loss = math.nan
         self.last_loss = math.nan
 
@@ -117,6 +118,7 @@ class Trial:
             step_s = self._train(step)
             counts += step.counts
             times.append(StepTime(step.counts.tokens, step_s))
+            self.held_bytes.append(self.device.held_bytes())
         return counts, times
 
     def _is_raced_out(self, times: list[StepTime]) -> bool:
@@ -175,6 +177,7 @@ class Trial:
 
     def _judge(self, batches: Batches, counts: Counts, times: list[StepTime], quality: Quality | None) -> Outcome:
         mine = self.device.memory(self.place.rank, self.peak_by_phase_bytes)
+        mine = mine.model_copy(update={"held_bytes": tuple(self.held_bytes)})
         measurement = self._measurement(batches, counts, times, self.group.gather(mine))
         if quality is not None:
             measurement = measurement.model_copy(update=quality._asdict())

@@ -55,6 +55,20 @@ def nan_loss() -> None:
     LlamaForCausalLM.forward = poisoned
 
 
+def keeps_tensors() -> None:
+    """Each forward pass leaves 4 MiB in a list, as a loop that collects losses with their graphs does."""
+    import torch
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    forward, kept = LlamaForCausalLM.forward, []
+
+    def collecting(self: Any, *arguments: Any, **named: Any) -> Any:
+        kept.append(torch.ones(2**20))
+        return forward(self, *arguments, **named)
+
+    LlamaForCausalLM.forward = collecting
+
+
 def dead_all() -> None:
     dead_adapter("")
 
@@ -68,6 +82,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     for each in (
         dead_all,
         dead_values,
+        keeps_tensors,
         nan_loss,
         reentrant_checkpointing,
     )

@@ -17,6 +17,8 @@ from orchestrator.contract.outcome import (
     OverLimit,
     Phase,
 )
+from orchestrator.report.rows import describe
+from orchestrator.search.leak import leak_of
 from trial.rig import (
     FULL,
     FULL_PARAMETERS,
@@ -181,6 +183,27 @@ def test_a_peak_that_leaves_too_little_headroom_is_over_the_limit(
     _, outcome = template.run(write_trial(tmp_path, trial_config(data, FULL, limits=limits)))
     assert isinstance(outcome, OverLimit)
     assert outcome.measurement.limit_bytes == 512 * MIB
+
+
+@pytest.mark.parametrize("fault", ["keeps_tensors", None])
+def test_memory_that_every_step_leaves_behind_shows(
+    template: TemplateClient, data: Path, tmp_path: Path, fault: str | None
+) -> None:
+    measure = {"min_steps": 8, "max_steps": 8, "warmup_steps": 1}
+    limits = {"device_memory_bytes": 1024 * MIB}
+    config = trial_config(data, FULL, measure=measure, limits=limits)
+    _, outcome = template.run(write_trial(tmp_path, config, fault=fault))
+    assert isinstance(outcome, Ok), outcome
+    assert len(outcome.measurement.ranks[0].held_bytes) == 8
+    leak = leak_of(outcome.measurement)
+    if fault is None:
+        assert leak is None
+        assert describe(outcome) == "ok"
+    else:
+        assert leak is not None
+        # 4 MiB in each of a step's two forward passes
+        assert leak.bytes_per_step == pytest.approx(8 * MIB, rel=0.1)
+        assert describe(outcome).startswith("ok, leaking: memory grows by ")
 
 
 @pytest.mark.parametrize("zero_stage", [0, 3])
