@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from orchestrator.sweep.loop import Interrupt
-from orchestrator.sweep.state import StopCause
+from orchestrator.sweep.messages import StopCause
 
 _CAUSES = {signal.SIGINT: StopCause.INTERRUPT, signal.SIGTERM: StopCause.TERMINATE}
 

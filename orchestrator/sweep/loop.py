@@ -15,11 +15,12 @@ from orchestrator.search.cost import price_of
 from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import STOP_BELOW_GAIN, SweepSpec
-from orchestrator.sweep import ports, state
+from orchestrator.sweep import messages, ports, state
 from orchestrator.sweep.confirmation import next_confirmation
 from orchestrator.sweep.ledger import Ledger
+from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.racing import tokens_per_second_to_beat
-from orchestrator.sweep.state import Efficiency, StopCause, SweepMachine
+from orchestrator.sweep.state import Efficiency, SweepMachine
 from orchestrator.sweep.stopping import Worth
 
 WAIT_S = 0.5
@@ -111,7 +112,7 @@ class _Driver:
             confirm=self._confirmation_due,
         )
         self._machine = SweepMachine(setting, ledger.read_trials())
-        self._finish: state.Finish | None = None
+        self._finish: messages.Finish | None = None
 
     def run(self) -> SweepRecord:
         holder = self._ledger.holder()
@@ -138,9 +139,9 @@ class _Driver:
     def _round(self) -> None:
         """Hear of stops, start what there is room for, then wait for ends."""
         if self._services.interrupt.cause is not None:
-            self._handle(state.StopAsked(self._services.interrupt.cause))
+            self._handle(messages.StopAsked(self._services.interrupt.cause))
         elif self._ledger.stop_requested():
-            self._handle(state.StopAsked(StopCause.STOP))
+            self._handle(messages.StopAsked(StopCause.STOP))
         hear_again_s = time.monotonic() + WAIT_S
         while is_busy := self._tick():
             if self._finish is not None:
@@ -155,7 +156,7 @@ class _Driver:
     def _tick(self) -> bool:
         """Let the machine look at the time and the room; True when it did something and may do more."""
         has_room = self._services.pool.has_room(self._spec.resources.devices_per_trial)
-        return self._handle(state.Tick(time.time(), has_room))
+        return self._handle(messages.Tick(time.time(), has_room))
 
     def _handle_end(self, ended: ports.Ended, ended_s: float | None = None) -> None:
         record = next((r for r in self._machine.records if r.attempts and r.attempts[-1].token == ended.token), None)
@@ -164,7 +165,7 @@ class _Driver:
         last = record.attempts[-1]
         files = self._ledger.attempt(record.trial, last.attempt)
         overhead_s = launch_overhead_s(files, last.dispatched_s)
-        self._handle(state.AttemptEnded(ended, ended_s or time.time(), overhead_s))
+        self._handle(messages.AttemptEnded(ended, ended_s or time.time(), overhead_s))
 
     def _end_attempts_of_dead_drivers(self) -> None:
         """An attempt that left its whole outcome counts; any other is cancelled, to be run again.
@@ -180,33 +181,33 @@ class _Driver:
             ended_s = files.outcome.stat().st_mtime if outcome else max(last.dispatched_s, self._previous_updated_s)
             self._handle_end(ports.Ended(last.token, outcome or Cancelled()), ended_s)
 
-    def _handle(self, event: state.Event) -> bool:
+    def _handle(self, event: messages.Event) -> bool:
         actions = self._machine.handle(event)
         for action in actions:
             self._carry_out(action)
         return bool(actions)
 
-    def _carry_out(self, action: state.Action) -> None:
+    def _carry_out(self, action: messages.Action) -> None:
         match action:
-            case state.Ask():
+            case messages.Ask():
                 self._handle(self._proposed())
-            case state.Launch(record=record):
+            case messages.Launch(record=record):
                 self._launch(record)
-            case state.Cancel(token=token):
+            case messages.Cancel(token=token):
                 self._services.pool.cancel(token)
-            case state.Store(record=record):
+            case messages.Store(record=record):
                 self._store(record)
-            case state.Tell(record=record):
+            case messages.Tell(record=record):
                 self._tell(record)
-            case state.Finish():
+            case messages.Finish():
                 self._finish = action
 
-    def _proposed(self) -> state.Proposed:
+    def _proposed(self) -> messages.Proposed:
         strategy, gate = self._services.strategy, self._services.gate
         candidate = strategy.ask()
         gain = strategy.expected_gain()
         rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
-        return state.Proposed(candidate, time.time(), rejected, gain)
+        return messages.Proposed(candidate, time.time(), rejected, gain)
 
     def _confirmation_due(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         spec = self._spec

@@ -6,7 +6,6 @@ The loop carries every action out before it brings the next event, and in the or
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple, assert_never
 
 from orchestrator.contract.config import TrialConfig
@@ -28,107 +27,27 @@ from orchestrator.contract.outcome import (
     Rejected,
 )
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, TrialRecord
-from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection
 from orchestrator.sweep.failure import FailureTally
-from orchestrator.sweep.ports import Ended
+from orchestrator.sweep.messages import (
+    Action,
+    Ask,
+    AttemptEnded,
+    Cancel,
+    Event,
+    Finish,
+    Launch,
+    Proposed,
+    StopAsked,
+    StopCause,
+    Store,
+    Tell,
+    Tick,
+)
 from orchestrator.sweep.stopping import Worth, budget_used_up, fastest_tokens_per_second, no_gain_left
 
 FAILURES_IN_A_ROW = 3
 """A sweep whose first trials all fail with one and the same error ends after this many."""
-
-
-class StopCause(StrEnum):
-    """Who ended a sweep before its time: `brimful stop`, Ctrl-C, or SIGTERM."""
-
-    STOP = "stop"
-    INTERRUPT = "interrupt"
-    TERMINATE = "terminate"
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed. `has_room`: the pool would start one more trial at once."""
-
-    now_s: float
-    has_room: bool
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """The strategy's answer to `Ask`: None when the space is exhausted. `rejected`: why it is not launched.
-
-    `expected_gain`: see `ports.Strategy.expected_gain`.
-    """
-
-    candidate: Candidate | None
-    now_s: float
-    rejected: Rejected | None = None
-    expected_gain: float | None = None
-
-
-@dataclass(frozen=True)
-class AttemptEnded:
-    """An attempt is over. `launch_overhead_s` is None when it never began its first step."""
-
-    ended: Ended
-    now_s: float
-    launch_overhead_s: float | None = None
-
-
-@dataclass(frozen=True)
-class StopAsked:
-    """End soon: nothing new starts, what runs is cancelled and will be repeated on resume."""
-
-    cause: StopCause
-
-
-Event = Tick | Proposed | AttemptEnded | StopAsked
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Ask the strategy and bring its answer as `Proposed`."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Store `record`, then start its last attempt."""
-
-    record: TrialRecord
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """End the attempt of `token`."""
-
-    token: str
-
-
-@dataclass(frozen=True)
-class Store:
-    """Store `record`, whose last attempt has ended."""
-
-    record: TrialRecord
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Tell the strategy the final outcome of `record`."""
-
-    record: TrialRecord
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Nothing runs and nothing more will: the sweep's end, with the command's exit code."""
-
-    state: SweepState
-    reason: str
-    exit_code: int
-
-
-Action = Ask | Launch | Cancel | Store | Tell | Finish
 
 
 class Efficiency(NamedTuple):

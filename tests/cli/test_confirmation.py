@@ -30,7 +30,6 @@ def test_a_confirmed_winner_from_the_command_line_to_the_export(place: Workplace
     exit_code, stdout, stderr = end(place.start("resume", "confirmed"))
     assert exit_code == 0, stderr
     assert "Confirmed: measured 2 times again after the search, which had found" in stdout
-    assert stderr.count("confirming trial") == 4
 
     rows, best = place.json("trials", "confirmed"), place.json("best", "confirmed")
     assert isinstance(before, list)
@@ -38,17 +37,19 @@ def test_a_confirmed_winner_from_the_command_line_to_the_export(place: Workplace
     assert isinstance(best, dict)
     searched = {row["trial"]: row["search_tokens_per_second"] for row in before}
     assert {row["trial"]: row["search_tokens_per_second"] for row in rows} == searched, "nothing is searched again"
-    assert sorted(row["confirmation_runs"] for row in rows) == [0, 0, 2, 2]
+    runs = [row["confirmation_runs"] for row in rows]
+    assert set(runs) <= {0, 2}
+    assert "".join([*heard, stderr]).count("confirming trial") == sum(runs) >= 4, "nothing is measured twice"
     assert best["confirmation_runs"] == 2
     assert best["tokens_per_second_low"] < best["tokens_per_second"] < best["tokens_per_second_high"]
 
     folder = place.folder / "home" / "sweeps" / "confirmed"
     measured = json.loads((folder / "export" / "measured.json").read_text())
     assert measured["reported"]["tokens_per_second"] == best["tokens_per_second"]
-    runs = [
+    speeds = [
         json.loads(file.read_text())["measurement"]["tokens_per_second"]
         for file in (folder / "trials" / f"{best['trial']:04d}").glob("attempt-*/outcome.json")
         if json.loads(file.read_text())["kind"] == "ok"
     ]
-    assert len(runs) == 3
-    assert sum(runs) - best["search_tokens_per_second"] == pytest.approx(2 * best["tokens_per_second"])
+    assert len(speeds) == 3
+    assert sum(speeds) - best["search_tokens_per_second"] == pytest.approx(2 * best["tokens_per_second"])

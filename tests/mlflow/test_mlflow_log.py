@@ -19,8 +19,9 @@ from orchestrator.contract.record import AttemptRecord, SweepState, TrialRecord
 from orchestrator.spec.sweep import BudgetSection, SweepSpec, TrackingSection
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
+from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.ports import Launch
-from orchestrator.sweep.state import Efficiency, StopCause
+from orchestrator.sweep.state import Efficiency
 
 ENDS: dict[int, Outcome] = {
     1: ok(tokens_per_second=100.0),

@@ -18,8 +18,9 @@ from orchestrator.spec.sweep import BudgetSection, ConfirmSection, LimitsSection
 from orchestrator.sweep.confirmation import chosen_trials
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
+from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.ports import Launch
-from orchestrator.sweep.state import Efficiency, StopCause
+from orchestrator.sweep.state import Efficiency
 
 Script = Callable[[Launch], Outcome | None]
 CANDIDATES = [candidate(micro_batch, is_baseline=micro_batch == 1) for micro_batch in range(1, 7)]

@@ -24,8 +24,9 @@ from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection, Objective, ResourcesSection
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
+from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.ports import Ended, Launch
-from orchestrator.sweep.state import Efficiency, StopCause
+from orchestrator.sweep.state import Efficiency
 
 Script = Callable[[Launch], Outcome | None]
 CANDIDATES = [candidate(micro_batch) for micro_batch in range(1, 7)]
