@@ -299,3 +299,13 @@ def _records(script: Callable[[Launch], Outcome]) -> list[TrialRecord]:
             TrialRecord(trial=number, candidate=each.id, label=each.label, config=each.config, attempts=(attempt,))
         )
     return records
+
+
+def test_a_search_that_ends_for_want_of_gain_is_confirmed_too(tmp_path: Path) -> None:
+    strategy = FakeStrategy(CANDIDATES)
+    strategy.gain = 0.0
+    sweep, ledger = run(tmp_path, FakePool(faster_when_larger), strategy=strategy)
+    searched = len(ledger.read_trials())
+    assert searched < len(CANDIDATES), sweep.reason
+    assert all(kinds == ["ok"] * 2 for kinds in confirmations(ledger).values())
+    assert len(confirmations(ledger)) == min(3, searched) > 0
