@@ -5,6 +5,8 @@ import re
 from pydantic import JsonValue
 
 from benchmarks.published_cells import NotPriced, Row, whole
+from orchestrator.contract.profile import TraceRequest
+from orchestrator.predict.job import EngineKind
 
 Config = dict[str, JsonValue]
 
@@ -155,3 +157,22 @@ def other_method(row: Row) -> Config:
     if kind == "ADALORA":
         del config["r"]
     return config
+
+
+_FUSED_ADAPTERS = re.compile(r"framework_config=accelerated-peft-\S*foak")
+"""fms-acceleration's fast kernels fuse LoRA where the base is quantised (`fast_quantized_peft.yaml`), not beside a
+dense one (`fast_kernels.yaml`; both in plugins/fused-ops-and-kernels/configs)."""
+
+
+def as_computed(row: Row, request: TraceRequest, engine: EngineKind) -> TraceRequest:
+    """The structure whose kernels run, where it is not the one whose storages are held.
+
+    Fused adapters compute in the input's type. peft casts an adapter's input to the type of its weight
+    (`peft/tuners/lora/layer.py`, `_cast_input_dtype`), which under FSDP is still the float32 shard then: each adapter's
+    weight is a unit of its own (`fsdp_auto_wrap_policy`), gathered in half precision after that.
+    """
+    if request.adapter is None or request.autocast is None:
+        return request
+    if _FUSED_ADAPTERS.search(row.get("notes", "")):
+        return request.model_copy(update={"adapter_dtype": request.autocast})
+    return request.model_copy(update={"adapter_dtype": None}) if engine == "fsdp" else request

@@ -32,12 +32,13 @@ def predict_all(runs: Sequence[PublishedRun], cache: Path) -> list[Prediction | 
     def tell(done: int, total: int) -> None:
         print(f"traced {done} of {total} new structures", file=sys.stderr, flush=True)
 
-    profiles = trace_all((run.request for run in runs), cache, processes=TRACES_AT_ONCE, progress=tell)
+    requests = [request for run in runs for request in (run.request, run.clock_request)]
+    profiles = trace_all(requests, cache, processes=TRACES_AT_ONCE, progress=tell)
     predictions: list[Prediction | Unpriced] = []
     for number, run in enumerate(runs, start=1):
-        profile = profiles[request_key(run.request)]
+        profile, computed = profiles[request_key(run.request)], profiles[request_key(run.clock_request)]
         try:
-            predictions.append(_predict(run, profile))
+            predictions.append(_predict(run, profile, computed))
         except Unpriced as reason:
             predictions.append(reason)
         except ValueError as refusal:
@@ -47,9 +48,13 @@ def predict_all(runs: Sequence[PublishedRun], cache: Path) -> list[Prediction | 
     return predictions
 
 
-def _predict(run: PublishedRun, profile: Profile | Untraceable) -> Prediction:
-    if isinstance(profile, Untraceable):
-        raise Unpriced(f"cannot be traced: {profile}")
+def _predict(run: PublishedRun, profile: Profile | Untraceable, computed: Profile | Untraceable) -> Prediction:
+    """`computed`: for the clock."""
+    for each in (profile, computed):
+        if isinstance(each, Untraceable):
+            raise Unpriced(f"cannot be traced: {each}")
+    assert isinstance(profile, Profile)
+    assert isinstance(computed, Profile)
     _check_count(run, profile)
     if run.splits_layers:
         return _predict_split(run, _judge(run, profile, run.job.point, replays=False))
@@ -64,7 +69,7 @@ def _predict(run: PublishedRun, profile: Profile | Untraceable) -> Prediction:
         reserved_bytes=(lowest.reserved_bytes[0], verdict.reserved_bytes[1]),
         needed_bytes=verdict.needed_bytes,
         fits_probability=verdict.probability_fits,
-        tokens_per_s=_tokens_per_s(run, profile),
+        tokens_per_s=_tokens_per_s(run, computed),
         phase=verdict.bill.binding_phase.value,
         term=verdict.bill.binding_term,
     )

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from benchmarks import published_cells as cells
-from benchmarks.published_adapters import lora, other_method
+from benchmarks.published_adapters import as_computed, lora, other_method
 from benchmarks.published_cells import NotPriced, Row, Versions
 from benchmarks.published_devices import Card, card
 from benchmarks.published_shapes import Shape, shape
@@ -48,6 +48,7 @@ class PublishedRun:
     source: str
     tier: str
     request: TraceRequest
+    clock_request: TraceRequest
     job: Job
     card: Card
     devices: int
@@ -108,6 +109,7 @@ def _run(row: Row) -> PublishedRun:
         source=source_of(row),
         tier=row["tier"],
         request=request,
+        clock_request=as_computed(row, request, engine.kind),
         job=_job(row, request, point, engine, numbers, habits),
         card=card(row["gpu"], cells.whole(row, "gpu_gb") or habits.gpu_gb),
         devices=cells.whole(row, "n_gpus") or 1,

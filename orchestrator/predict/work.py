@@ -7,7 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.contract.config import Checkpointing
-from orchestrator.contract.profile import DTYPE_BYTES, MONOMIALS, Dtype, Mark, Point, Profile, StepPhase
+from orchestrator.contract.profile import (
+    DTYPE_BYTES,
+    MONOMIALS,
+    Dtype,
+    LossPath,
+    Mark,
+    Parameter,
+    Point,
+    Profile,
+    StepPhase,
+)
 from orchestrator.contract.units import MIB
 from orchestrator.predict.job import Job
 from orchestrator.predict.memo import remembered
@@ -166,12 +176,42 @@ def _products(profile: Profile, point: Point, step: Pass) -> Products:
     leaves_out = is_causal and (request.attention == "flash_attention_2" or not _has_mask(profile))
     return Products(
         step=step,
-        linear_flops=float(coefficients.sum()) - plain - adapter,
+        linear_flops=float(coefficients.sum()) - plain - adapter + _fused_head_flops(profile, point, step),
         adapter_flops=adapter,
         fused_attention_flops=fused / 2 if leaves_out else fused,
         plain_attention_flops=plain,
         needed_attention_flops=(fused + plain) / 2 if is_causal else fused + plain,
     )
+
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_FUSED_LOGITS_STORED = 2
+"""By a fused loss: a chunk's logits, and their gradient in their place."""
+
+
+def _head(profile: Profile) -> Parameter:
+    """The output head's weight; where it is tied to the embedding, that one: the largest outside of the layers."""
+    outside = [parameter for parameter in profile.parameters if parameter.layer < 0]
+    named = [parameter for parameter in outside if parameter.name.endswith(_HEADS)]
+    return max(named or outside, key=lambda parameter: parameter.numel_fixed)
+
+
+def _fused_head_flops(profile: Profile, point: Point, step: Pass) -> float:
+    """A trace has no products of a loss that is fused with the head, which makes logits and both gradients chunk by
+    chunk (Liger-Kernel, src/liger_kernel/ops/fused_linear_cross_entropy.py). They are counted where autograd would."""
+    if profile.request.loss is not LossPath.FUSED_LINEAR or step == "recompute":
+        return 0.0
+    head = _head(profile)
+    times = 2 if step == "backward" and head.is_trained else 1
+    return 2.0 * times * point.micro_batch * point.sequence_tokens * head.numel_fixed
+
+
+def _fused_logits_bytes(profile: Profile, point: Point) -> float:
+    if profile.request.loss is not LossPath.FUSED_LINEAR:
+        return 0.0
+    element_bytes = DTYPE_BYTES[profile.request.autocast or profile.request.dtype]
+    logits = point.micro_batch * point.sequence_tokens * _head(profile).largest_axis
+    return _FUSED_LOGITS_STORED * logits * element_bytes
 
 
 def _has_mask(profile: Profile) -> bool:
@@ -204,7 +244,9 @@ def _streamed(profile: Profile, point: Point) -> dict[StepPhase, Streamed]:
     ):
         born = events[events > 0] - 1
         fresh_bytes = _fresh_bytes(sizes[born]) if profile.request.device == "cpu" else 0.0
-        found[phase] = Streamed(float(sizes[born].sum()), len(born), reads * weights, fresh_bytes)
+        fused_bytes = _fused_logits_bytes(profile, point) if phase is StepPhase.FORWARD else 0.0
+        born_bytes = float(sizes[born].sum()) + fused_bytes
+        found[phase] = Streamed(born_bytes, len(born), reads * weights, fresh_bytes)
     return found
 
 

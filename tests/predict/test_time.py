@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.contract.config import Precision
-from orchestrator.contract.profile import Point, Profile
+from orchestrator.contract.profile import LossPath, Point, Profile
 from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK
 from orchestrator.predict.job import Job
 from orchestrator.predict.machine import Links, cpu_links, cpu_processor, device_links, processor
@@ -280,3 +280,11 @@ def test_blocks_that_are_mapped_anew_and_gradients_in_buckets_take_time_on_a_cor
     assert "gradient_buckets" not in terms(4, 0)
     # stage 1 copies once a step, stage 2 in each of four micro-steps
     assert terms(4, 2)["gradient_buckets"] == pytest.approx(4 * terms(4, 1)["gradient_buckets"])
+
+
+def test_a_loss_fused_with_the_head_still_multiplies_by_it() -> None:
+    """Forward, and backward to the input alone where the head is frozen: twice 2 FLOPs a token and weight."""
+    frozen = decoder(hidden=64, layers=2, intermediate=128, vocabulary=4096, lora=True)
+    fused = replace(frozen, request=frozen.request.model_copy(update={"loss": LossPath.FUSED_LINEAR}))
+    more = step_work(fused, _job(2, 128)).hardware_flops - step_work(frozen, _job(2, 128)).hardware_flops
+    assert more == pytest.approx(2 * 2 * 2 * 128 * 4096 * 64)
