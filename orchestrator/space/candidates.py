@@ -20,7 +20,7 @@ from orchestrator.spec.sweep import KnobValue, SweepSpec
 MAX_POINTS = 5_000
 """Of more points than this, knobs without an effect left out, some are drawn instead of all listed: what is listed is
 predicted and weighed anew for each trial."""
-DRAWN_POINTS = 1_000
+DRAWN_POINTS = 600
 """How many are drawn then, unless the budget allows a quarter as many trials or more."""
 DRAWN_FOR_A_TRIAL = 4
 
