@@ -7,7 +7,6 @@ from pydantic import JsonValue
 
 from orchestrator.contract.errors import SpecError
 from orchestrator.spec.checks import existing_path
-from orchestrator.spec.cluster import load_cluster
 from orchestrator.spec.places import Fault, Places
 from orchestrator.spec.sweep import DOLLARS
 
@@ -40,6 +39,8 @@ def resolve_price(
 
 def _price_of(profile: Path, written: str) -> tuple[float | None, str]:
     """The profile's price, or why there is none."""
+    from orchestrator.spec.cluster import load_cluster  # brings numpy in: only who names a profile pays it
+
     try:
         price = load_cluster(profile).price_per_device_hour
     except SpecError as error:
