@@ -25,7 +25,8 @@ import psutil
 
 from benchmarks.against_deepspeed_page import BrimfulResult, Comparison, Pair, page
 from benchmarks.autotuner_run import SCRIPT, autotuner_config, cpu_environment, last_error, run_autotuner
-from orchestrator.contract.outcome import Ok, OverLimit
+from orchestrator.contract.outcome import Ok, OverLimit, Rejected
+from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import format_bytes
 from orchestrator.placement.preflight import preflight
 from orchestrator.search.ranking import best
@@ -87,13 +88,20 @@ def run_brimful(pool: str, overrides: list[str], folder: Path, timeout_s: float)
         raise SystemExit(f"`brimful run --pool {pool}` found no configuration that fits")
     export = [*brimful, "export", name, *home, "-o", str(folder / "winner")]
     subprocess.run(export, check=True, stdout=sys.stderr)
+    return brimful_result(pool, wall_s, records, winner.label)
+
+
+def brimful_result(pool: str, wall_s: float, records: list[TrialRecord], label: str) -> BrimfulResult:
+    """The figures of a finished sweep. A candidate that was predicted not to fit has a record, and no launch."""
+    launched = [record for record in records if not isinstance(record.outcome, Rejected)]
     return BrimfulResult(
         pool=pool,
         wall_s=wall_s,
-        trials=sum(len(record.searches) for record in records),
-        confirmations=sum(len(record.confirmations) for record in records),
-        failed=sum(not isinstance(record.outcome, Ok | OverLimit) for record in records),
-        label=winner.label,
+        trials=sum(len(record.searches) for record in launched),
+        confirmations=sum(len(record.confirmations) for record in launched),
+        failed=sum(not isinstance(record.outcome, Ok | OverLimit) for record in launched),
+        not_launched=len(records) - len(launched),
+        label=label,
     )
 
 

@@ -44,7 +44,9 @@ class BrimfulResult:
     confirmations: int
     """Launches that measure the best again; not counted in `trials`."""
     failed: int
-    """Trials that did not run to their end, nearly always for want of memory."""
+    """Launched trials that did not run to their end, nearly always for want of memory."""
+    not_launched: int
+    """Candidates that were predicted not to fit."""
     label: str
 
 
@@ -122,6 +124,7 @@ def page(result: Comparison, command: str) -> str:
         "",
         *_searches(result),
         "",
+        "Not launched: predicted not to fit. Failed: launched, and no figure, nearly always for want of memory.",
         f"From the command to the end of the process, start-up counted, Brimful took {result.wall_ratio:.3f} of the"
         f" autotuner's wall time (target: at most {WALL_TARGET:.1f}, {_met(result.wall_ratio <= WALL_TARGET)}).",
         "",
@@ -144,12 +147,12 @@ def _searches(result: Comparison) -> list[str]:
     tuner = result.autotuner
     failed = sum(each.error is not None for each in tuner.experiments)
     return [
-        "| | wall time, s | launches | of them to confirm | of them failed | winner |",
-        "|---|---|---|---|---|---|",
-        f"| DeepSpeed's autotuner | {tuner.wall_s:.1f} | {tuner.launches} | 0 | {failed} | {tuner.label} |",
+        "| | wall time, s | launches | of them to confirm | of them failed | not launched | winner |",
+        "|---|---|---|---|---|---|---|",
+        f"| DeepSpeed's autotuner | {tuner.wall_s:.1f} | {tuner.launches} | 0 | {failed} | 0 | {tuner.label} |",
         *(
             f"| Brimful, `--pool {side.pool}` | {side.wall_s:.1f} | {side.trials + side.confirmations} |"
-            f" {side.confirmations} | {side.failed} | {side.label} |"
+            f" {side.confirmations} | {side.failed} | {side.not_launched} | {side.label} |"
             for side in result.brimful
         ),
     ]

@@ -119,7 +119,7 @@ def comparison(pairs: tuple[Pair, ...], wall_s: float) -> Comparison:
         limit="256.00 MiB",
         steps=100,
         autotuner=AutotunerResult(1000.0, 990.0, experiments, optimal, ()),
-        brimful=(BrimfulResult("ray", wall_s, 5, 6, 1, "full z0 mb1 fp32"),),
+        brimful=(BrimfulResult("ray", wall_s, 5, 6, 1, 7, "full z0 mb1 fp32"),),
         pairs=pairs,
     )
 
@@ -128,8 +128,8 @@ def test_the_page_says_what_is_met_and_what_is_not() -> None:
     text = page(comparison((Pair(100.0, 150.0), Pair(100.0, 150.0)), wall_s=99.0), "the command")
     assert "took 0.099 of the autotuner's wall time (target: at most 0.1, met)" in text
     assert "reaches 1.500 times the autotuner's (medians; target: at least 1.0, met)" in text
-    assert "| Brimful, `--pool ray` | 99.0 | 11 | 6 | 1 | full z0 mb1 fp32 |" in text
-    assert "| DeepSpeed's autotuner | 1000.0 | 2 | 0 | 1 | z1 mb8 |" in text
+    assert "| Brimful, `--pool ray` | 99.0 | 11 | 6 | 1 | 7 | full z0 mb1 fp32 |" in text
+    assert "| DeepSpeed's autotuner | 1000.0 | 2 | 0 | 1 | 0 | z1 mb8 |" in text
     assert "1 of its 2 experiments vary bucket sizes; they took 15 of the 40 s" in text
     text = page(comparison((Pair(100.0, 90.0), Pair(None, 90.0)), wall_s=101.0), "the command")
     assert "took 0.101 of the autotuner's wall time (target: at most 0.1, not met)" in text
