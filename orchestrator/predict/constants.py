@@ -44,8 +44,9 @@ class ClockConstants:
     """Of one core in DeepSpeed's CPU-Adam: 41 GB/s were measured on two cores of an EPYC."""
     disk_efficiency: float = 0.8
     """Of a drive's rate, by DeepSpeed's asynchronous reads and writes. Assumed."""
-    kernel_launch_s: float = 10e-6
-    """The host's time for one operation of an eager model, autograd and Python counted in. Assumed: 5 to 30 us."""
+    kernel_launch_s: float = 15e-6
+    """The host's time for one operation of an eager model, autograd and Python counted in: of 5 to 30 us in steps of 5
+    what explains the short sequences of Qwen's own table best (QwenLM/Qwen README, one A100: 66 rows)."""
     module_hook_s: float = 150e-6
     """Stage 3's hooks around one module in one pass. Assumed: trials on busy CPU cores show 0.3 to 0.5 ms."""
     module_fetch_s: float = 0.0
@@ -78,6 +79,7 @@ CPU_CLOCK = ClockConstants(
 )
 """For ranks on CPU cores, where the peak itself was measured, caches serve small tensors and gloo takes the same cores.
 Products, memory, launches, hooks, updates and fresh memory: rounded from a fit to half of 239 trials of a model of 2.5M
-weights on one core of an EPYC (docs/measurements/predicted-landscape-cpu.md has the other half); the rest is assumed.
+weights on one core of an EPYC (all of them in docs/measurements/predicted-landscape-cpu.md; of the half that was not
+fitted the rank correlation is 0.975); the rest is assumed.
 There, a first write to 33 MiB or more took 1.3 ns a byte where memory that is mapped took 0.02; trials, which read and
 unmap it too, show 2.5. A sweep on the machine fits them."""

@@ -16,6 +16,7 @@ from orchestrator.contract.profile import (
     Parameter,
     Point,
     Profile,
+    Quantization,
     StepPhase,
 )
 from orchestrator.contract.units import MIB
@@ -263,13 +264,21 @@ def _fresh_bytes(sizes: NDArray[np.int64]) -> float:
     return float((sizes * np.clip(share, 0.0, 1.0)).sum())
 
 
+_GPTQ_UNPACK_BYTES = 8.5
+"""Of one weight, by the kernel that writes a GPTQ layer out in each pass: a thread an element reads the whole word of
+eight weights, the scale and its share of a word of zeros, and writes half precision: 4 + 2 + 0.5 + 2 bytes (ModelCloud
+GPTQModel `nn_modules/triton_utils/dequant.py`, `dequant_kernel_248`; fms-acceleration has a copy)."""
+
+
 def _weight_bytes(profile: Profile, point: Point) -> float:
     """Read by the products of one pass. A packed weight is read to write it out, which the stream has, and that copy is
-    read again."""
+    read again; GPTQ's writing out is not in the stream."""
     element_bytes = DTYPE_BYTES[profile.request.autocast or profile.request.dtype]
+    unpacks_bytes = _GPTQ_UNPACK_BYTES if profile.request.quantization is Quantization.INT4 else 0.0
     read = 0.0
     for parameter in profile.parameters:
-        packed = parameter.bytes_per_element if parameter.bytes_per_element < _PACKED_BELOW_BYTES else 0.0
+        is_packed = parameter.bytes_per_element < _PACKED_BELOW_BYTES
+        packed = (unpacks_bytes or parameter.bytes_per_element) if is_packed else 0.0
         read += parameter.numel(point.lora_rank) * (element_bytes + packed)
     return read
 
