@@ -154,7 +154,7 @@ def facts_of(ledger: Ledger, spec: SweepSpec, facts: Facts, records: Sequence[Tr
     return {
         "name": ledger.name.removeprefix(PREFIX),
         "kind": "measured",
-        "model": f"{facts.model.model_type}, {facts.model.total_parameters:,} weights",
+        "model": f"{facts.model.model_type} of {facts.model.total_parameters:,} weights",
         "hardware": f"{spec.resources.devices_per_trial} x {facts.device_name}",
         "machine": f"{platform.machine()}, {psutil.cpu_count()} CPU cores, "
         f"{psutil.virtual_memory().total / GIB:.0f} GiB, {platform.system()}",

@@ -40,7 +40,7 @@ COLUMNS = {
 
 def recorded(path: Path, cache: Path) -> Landscape:
     """The sweep's folder or the table at `path`. Raises UnreadableLandscape and BrimfulError."""
-    if not path.is_dir():
+    if path.suffix == ".csv":
         return read_landscape(path)
     facts, rows = landscape_of(path, [], cache)
     found = landscape(facts, rows)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 
 import psutil
 
@@ -36,7 +37,8 @@ _INTRODUCTION = """\
 # Strategies side by side: launches to a good configuration
 
 `python -m benchmarks.landscapes.simulate FOLDER` and `python -m benchmarks.strategies.page --simulated FOLDER`
-({machine}; {packages}). Launches are counted, not seconds: only the last column hangs on the machine.
+({machine}; {packages}). Launches are counted, not
+seconds: only the last column hangs on the machine.
 
 A landscape is a table of all configurations of a space with what becomes of each. A strategy is played on it: what it
 launches tells the table's value with the noise of a run. A launch is a distinct configuration; a profile run counts as
@@ -45,10 +47,10 @@ one. The incumbent is the fastest run as measured; it is judged by the table's o
 there counting as infinitely many; "solved": the share that gets there within the budget of {budget} (25 in the table of
 what the autotuner reaches). Regrets are medians.
 
-- **Measured** (`benchmarks/landscapes/cpu.csv`): {measured}
-- **Simulated** (`benchmarks.landscapes.truth`): {simulated} No figure of these tables was measured on a GPU. The
-  prediction is Brimful's own bill and clock; the truth prices the same work in another way, with non-idealities that
-  the prediction does not know: dips at single micro-batches, saturation and fall-off, thrashing near the limit, partial
+{measured}
+{simulated}
+  No figure of these tables was measured on a GPU. The prediction is Brimful's own bill and clock; the truth prices the
+  same work in another way, with non-idealities that the prediction does not know: dips at single micro-batches, saturation and fall-off, thrashing near the limit, partial
   overlap, shared PCIe switches, cliffs between nodes, a bill that is off by up to 14 % and more in single terms, traps
   (two settings of the prediction's favourite that are slow together), noise of 1 to 3 %. Both are ours, so what these
   tables show is how a strategy deals with errors of that kind, not how large they are on a real cluster.
@@ -68,7 +70,7 @@ def measured_text(land: Landscape) -> str:
     near = int((land.tokens_per_s[land.feasible] >= 0.97 * land.best).sum())
     shifts = [f"{shift:+.2f}" for shift in facts.get("rerun_shifts", ())]
     text = (
-        f"{len(land.candidates)} real trials of a {facts['model']} model on {facts['hardware']} ({facts['date']}), all "
+        f"{len(land.candidates)} real trials of a {facts['model']} on {facts['hardware']} ({facts['date']}), all "
         f"launched; {int(land.feasible.sum())} ran, the others ran out of memory. {near} are within 3 % of the best. "
         f"Noise: {land.noise:.1%} ({facts['noise_from']})."
     )
@@ -79,6 +81,10 @@ def measured_text(land: Landscape) -> str:
             "more than a tenth found the machine busy, and is left out of the noise."
         )
     return text
+
+
+def _bullet(text: str) -> str:
+    return fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def sections(
@@ -133,8 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         machine=f"{platform.machine()}, {psutil.cpu_count()} CPU cores, {psutil.virtual_memory().total / GIB:.0f} GiB",
         packages=", ".join(f"{name} {version(name)}" for name in ("optuna", "numpy", "scipy")),
         budget=chosen.budget,
-        measured=" ".join(measured_text(land) for land in measured),
-        simulated=f"{sum(len(land.candidates) for land in simulated):,} configurations in all: {names}.",
+        measured="\n".join(_bullet(f"**Measured** ({land.name}): {measured_text(land)}") for land in measured),
+        simulated=_bullet(
+            f"**Simulated** (`benchmarks.landscapes.truth`): {sum(len(land.candidates) for land in simulated):,} "
+            f"configurations in all: {names}."
+        ),
         slow=chosen.slow_seeds,
         seeds=chosen.seeds,
     )

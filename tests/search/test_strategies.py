@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import replay
 from benchmarks.landscapes.table import Landscape, UnreadableLandscape, landscape, read_landscape, write_landscape
+from benchmarks.strategies import page
 from benchmarks.strategies.__main__ import STRATEGIES, TABLES, kinds_of, report, tables_at
 from benchmarks.strategies.__main__ import main as strategies_main
 from benchmarks.strategies.play import Result, Run, Unplayable, play
@@ -309,6 +310,28 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
     assert found.best == 20.0
     assert np.isnan(found.peak_gib[2])
     assert found.oom_kinds == ("", "", "gpu")
+
+
+def test_the_page_has_every_table(tmp_path: Path) -> None:
+    rows = [
+        dict(each)
+        | {"feasible": int(fits), "oom_kind": kind, "tokens_per_s": speed, "peak_gib": need, "host_gib": 1.0}
+        | {"prior_tokens_per_s": speed, "prior_peak_gib": need, "prior_host_gib": 1.0}
+        for land in [table(noise=0.01)]
+        for each, fits, kind, speed, need in zip(
+            land.candidates, land.feasible, land.oom_kinds, land.tokens_per_s, land.peak_gib, strict=True
+        )
+    ]
+    write_landscape(tmp_path, dict(table(noise=0.01, name="s00_toy_2xA100").facts), rows)
+    output = tmp_path / "page.md"
+    chosen = ["--simulated", str(tmp_path), "--seeds", "1", "--slow-seeds", "0", "--budget", "4"]
+    assert page.main([*chosen, "--output", str(output)]) == 0
+    text = output.read_text()
+    assert "128 configurations in all: toy on 2xA100" in text
+    assert text.count("\n## ") == 5
+    # without seeds a strategy has no row
+    assert "tpe_fail |" not in text
+    assert text.count("| guided_stop |") == 4
 
 
 def test_what_is_no_landscape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
