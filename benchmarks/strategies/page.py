@@ -50,10 +50,11 @@ what the autotuner reaches). Regrets are medians.
 {measured}
 {simulated}
   No figure of these tables was measured on a GPU. The prediction is Brimful's own bill and clock; the truth prices the
-  same work in another way, with non-idealities that the prediction does not know: dips at single micro-batches, saturation and fall-off, thrashing near the limit, partial
-  overlap, shared PCIe switches, cliffs between nodes, a bill that is off by up to 14 % and more in single terms, traps
-  (two settings of the prediction's favourite that are slow together), noise of 1 to 3 %. Both are ours, so what these
-  tables show is how a strategy deals with errors of that kind, not how large they are on a real cluster.
+  same work in another way, with non-idealities that the prediction does not know: dips at single micro-batches,
+  saturation and fall-off, thrashing near the limit, partial overlap, shared PCIe switches, cliffs between nodes, a bill
+  that is off by up to 14 % and more in single terms, traps (two settings of the prediction's favourite that are slow
+  together), noise of 1 to 3 %. Both are ours, so what these tables show is how a strategy deals with errors of that
+  kind, not how large they are on a real cluster.
 
 `guided` is `search.sampler: guided`, `guided_stop` the same with a stop rule. `prior_order`, `random_fit`: those that
 are predicted to fit, from the fastest down or by chance. `tpe_*` and `gp_*` are Optuna's TPESampler (multivariate,
