@@ -295,3 +295,21 @@ def test_a_file_that_is_no_table_is_named(tmp_path: Path, capsys: pytest.Capture
     assert published.main([str(table)]) == 2
     assert "columns are missing: source" in capsys.readouterr().err
     assert published.main([str(tmp_path / "none.csv")]) == 2
+
+
+def test_the_clock_has_the_kernels_that_run_where_they_differ_from_what_is_held() -> None:
+    lora = {"method": "lora", "lora_rank": "16", "lora_targets": "q_proj v_proj", "precision": "bf16-amp"}
+    sharded = run(**lora, parallelism="fsdp(full_shard)", n_gpus="2")
+    assert sharded.request.adapter_dtype == "bf16"
+    # each adapter's input is cast to its float32 shard's type
+    assert sharded.clock_request.adapter_dtype is None
+    quantised = {
+        **lora,
+        "method": "qlora",
+        "notes": "framework_config=accelerated-peft-bnb-foak; NF4 base (bitsandbytes)",
+    }
+    fused = run(**quantised)
+    assert fused.request.adapter_dtype is None
+    assert fused.clock_request.adapter_dtype == "bf16"
+    plain = run(**{**quantised, "notes": "framework_config=accelerated-peft-bnb; NF4 base (bitsandbytes)"})
+    assert plain.clock_request == plain.request
