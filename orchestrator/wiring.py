@@ -56,7 +56,8 @@ def build_strategy(
     space: Space,
     folder: Path,
     records: Sequence[TrialRecord],
-    forecaster: Forecaster | None = None,
+    forecaster: Forecaster | None,
+    say: Callable[[str], None],
 ) -> Strategy:
     """The sampler that the spec names, taught with the trials so far and, where it can use them, with predictions."""
     from orchestrator.backends.optuna_study import OptunaStrategy
@@ -64,7 +65,7 @@ def build_strategy(
     is_guided = forecaster is not None and _sampler_of(spec) is Sampler.GUIDED
     expected = _expected(space, forecaster) if is_guided and forecaster is not None else None
     loss_within = spec.limits.eval_loss_within
-    return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected, loss_within)
+    return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected, loss_within, say)
 
 
 def _sampler_of(spec: SweepSpec) -> Sampler:

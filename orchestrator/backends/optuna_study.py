@@ -11,7 +11,7 @@ value, which never leaves the study. Where the spec bounds the eval loss, that i
 
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -27,7 +27,7 @@ from orchestrator.backends.optuna_store import CANDIDATE, STUDY_FILE, StudyFile,
 from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRAINT, OUTCOME, Verdict, verdict
 from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.record import TrialRecord
-from orchestrator.search.guided import Expected
+from orchestrator.search.guided import Expected, Suggestion
 from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate, Illegal, Space
 from orchestrator.space.dimensions import Choice
@@ -47,6 +47,7 @@ class OptunaStrategy:
     `folder` is the sweep's folder, `records` its trials so far: those that are not final count as running. Equal seeds
     and histories give equal candidates. `expected` is what `guided` knows beforehand, by candidate; None: nothing.
     `loss_within`: by which fraction of the baseline's eval loss a trial may be above it to win; None: by any.
+    `say` hears in a line when `guided` cannot do what it is there for.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class OptunaStrategy:
         records: Sequence[TrialRecord] = (),
         expected: Mapping[str, Expected] | None = None,
         loss_within: float | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         search = search or SearchSection()
@@ -66,6 +68,8 @@ class OptunaStrategy:
         self._seed = search.seed
         self._objectives = tuple(objectives)
         self._loss_within = loss_within
+        self._say = say
+        self._is_led = expected is not None
         self._baseline_loss: float | None = None
         self._distributions = {name: CategoricalDistribution(choices) for name, choices in space.choices.items()}
         self._guided = self._guided_sampler(expected) if self._sampler is Sampler.GUIDED else None
@@ -126,16 +130,25 @@ class OptunaStrategy:
             # What is launched is added as a trial of its own: the proposal itself must not count as running.
             self._study.tell(trial, state=TrialState.FAIL)
             if not isinstance(resolved, Illegal) and resolved.id not in self._known:
-                suggestion = self._guided.suggestion if self._guided else None
-                self._gain = suggestion.expected_gain if suggestion else None
+                if self._guided and self._guided.suggestion:
+                    self._hear(self._guided.suggestion)
                 return resolved
         return None
+
+    def _hear(self, suggestion: Suggestion) -> None:
+        self._gain = suggestion.expected_gain
+        if self._is_led and not suggestion.is_led:
+            self._say("The trials do not follow the predicted speeds: guided goes on without them.")
+        self._is_led = suggestion.is_led
 
     def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> GuidedSampler | None:
         """None for objectives that it does not know; then TPE takes its place."""
         objectives = [(objective.metric, objective.goal) for objective in self._objectives]
         if objectives != [("tokens_per_second", "maximize")]:
+            self._say("guided searches for tokens_per_second alone: for these objectives tpe takes its place.")
             return None
+        if expected is None:
+            self._say("No speed is predicted: guided learns from the trials alone.")
         points = {each.id: self._space.choices_of(each) for each in self._space.candidates}
         known = {name: point for name, point in points.items() if point is not None}
         predictions = None if expected is None else [expected[name] for name in known]

@@ -131,14 +131,14 @@ def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
     if forecaster is not None:
         for record in records:
             forecaster.learn(record)
-    strategy = wiring.build_strategy(order.spec, space, ledger.folder, records, forecaster)
     interrupt = Interrupt()
     with (
-        closing(strategy),
         run_view(ledger, order.output) as view,
         catching(interrupt, view.remark),
         ExitStack() as stack,
     ):
+        strategy = wiring.build_strategy(order.spec, space, ledger.folder, records, forecaster, view.remark)
+        stack.enter_context(closing(strategy))
         tracking = wiring.build_tracking(order.spec, ledger, view.remark)
         if tracking is not None:
             stack.enter_context(closing(tracking))

@@ -95,13 +95,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`expected_gain`: expected improvement over the best so far (as a share) times the probability that it fits, by a
-    belief that leaves room for surprises; what runs counts as it is believed. None before anything that may win was
-    measured."""
+    """`expected_gain`: expected improvement over the best so far (as a share) times the probability that it fits, of
+    the most promising candidate, which this is unless the prediction is put to the test; what runs counts as it is
+    believed. None before anything that may win was measured. `is_led`: whether predicted speeds lead the search.
+    """
 
     candidate: int
     expected_gain: float | None
     probability_fits: float
+    is_led: bool
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,13 @@ class Guided:
             return None
         if not np.any(scores[open_ones] > 0):
             scores = fits
+        chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
+        has_best = any(seen.outcome == "ok" and seen.may_win for seen in observations)
+        gain = float(gains[chosen] * fits[chosen] * keeps[chosen]) if has_best else None
         probes = open_ones & self._contrasting(observations, running)
         if probes.any():
-            scores, open_ones = np.exp(speed.mean) * fits**power, probes
-        chosen = int(np.argmax(np.where(open_ones, scores, -1.0)))
-        gain = None
-        if any(seen.outcome == "ok" and seen.may_win for seen in observations):
-            wide = self._gains(self._speed(observations, running, is_wide=True), observations, running)
-            likely = int(np.argmax(np.where(open_ones, wide * fits**power * keeps, -1.0)))
-            gain = float(wide[likely] * fits[likely] * keeps[likely])
-        return Suggestion(chosen, gain, float(fits[chosen]))
+            chosen = int(np.argmax(np.where(probes, np.exp(speed.mean) * fits**power, -1.0)))
+        return Suggestion(chosen, gain, float(fits[chosen]), self.leading_speed(observations) is not None)
 
     def believed_speed(self, observations: Sequence[Observation]) -> Belief:
         """Log tokens/s of every candidate, after the observations."""
@@ -171,11 +170,10 @@ class Guided:
     def _residuals(self) -> Residuals:
         return Residuals(self.levels, self.axes)
 
-    def _speed(self, observations: Sequence[Observation], running: Sequence[int], *, is_wide: bool = False) -> Belief:
-        """What runs is taken to come out as believed, so that it is not asked for again. `is_wide`: by the second
-        choice of amplitudes; by the first, a few good predictions in a row leave nothing to find."""
+    def _speed(self, observations: Sequence[Observation], running: Sequence[int]) -> Belief:
+        """What runs is taken to come out as believed, so that it is not asked for again."""
         rows, measured = _measured(observations)
-        prior, choices = self.leading_speed(observations), self.speed[1:2] if is_wide else self.speed
+        prior, choices = self.leading_speed(observations), self.speed
         if prior is None:
             level = float(measured.mean()) if len(measured) else 0.0
             prior, choices = np.full(len(self.levels), level), UNPREDICTED_SPEED

@@ -105,7 +105,7 @@ class Sampler(StrEnum):
 class SearchSection(Frozen):
     """`knobs` maps each searched knob to its choices, ranges already expanded."""
 
-    sampler: Sampler = Sampler.TPE
+    sampler: Sampler = Sampler.GUIDED
     seed: int = 0
     baseline: dict[str, KnobValue] | None = None
     paired: tuple[dict[str, KnobValue], ...] = ()

@@ -5,7 +5,7 @@ from pathlib import Path
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
-from spaces import MEDIUM, SPEED, Session, device, search, space_of
+from spaces import MEDIUM, SMALL, SPEED, SPEED_AND_MEMORY, Session, device, search, space_of
 
 from orchestrator.backends.guided_sampler import GuidedSampler
 from orchestrator.backends.optuna_study import OptunaStrategy
@@ -59,6 +59,67 @@ def test_the_expected_gain_is_known_once_a_trial_has_succeeded_and_shrinks(tmp_p
     assert len(known) >= len(gains) - 2
     assert all(gain >= 0 for gain in known)
     assert sum(known[-3:]) < sum(known[:3])
+
+
+def test_it_says_when_nothing_is_predicted(tmp_path: Path) -> None:
+    section, said = search(SMALL, Sampler.GUIDED), list[str]()
+    OptunaStrategy(space_of(section), section, SPEED, tmp_path, say=said.append).close()
+    assert said == ["No speed is predicted: guided learns from the trials alone."]
+
+
+def test_it_says_that_tpe_takes_its_place(tmp_path: Path) -> None:
+    section, said = search(SMALL, Sampler.GUIDED), list[str]()
+    space = space_of(section)
+    strategy = OptunaStrategy(space, section, SPEED_AND_MEMORY, tmp_path, say=said.append)
+    strategy.close()
+    assert said == ["guided searches for tokens_per_second alone: for these objectives tpe takes its place."]
+
+
+def test_a_prediction_that_the_trials_contradict_is_dropped_and_it_says_so_once(tmp_path: Path) -> None:
+    section, said = search(MEDIUM, Sampler.GUIDED), list[str]()
+    space = space_of(section)
+    upside_down = {
+        name: Expected(1e5 / each.tokens_per_second, each.share_of_limit)
+        for name, each in rough_forecast(space).items()
+    }
+    session = Session(space, section, tmp_path)
+    session.strategy.close()
+    session.strategy = OptunaStrategy(space, section, SPEED, tmp_path, (), upside_down, say=said.append)
+    session.run(12, device)
+    assert said == ["The trials do not follow the predicted speeds: guided goes on without them."]
+
+
+def test_what_ended_without_a_word_teaches_nothing_and_is_not_proposed_again(tmp_path: Path) -> None:
+    distributions = {"micro_batch": CategoricalDistribution((1, 2, 4, 8))}
+    points = [{"micro_batch": n} for n in (1, 2, 4, 8)]
+    expected = [Expected(tokens_per_second=100.0 * n, share_of_limit=0.1 * n) for n in (1, 2, 4, 8)]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=GuidedSampler(distributions, points, expected))
+    for state in (TrialState.FAIL, TrialState.FAIL):
+        trial = study.ask()
+        trial.suggest_categorical("micro_batch", (1, 2, 4, 8))
+        study.tell(trial, state=state)
+    third = study.ask().suggest_categorical("micro_batch", (1, 2, 4, 8))
+    assert [trial.params["micro_batch"] for trial in study.trials] == [8, 4, 2]
+    assert third == 2
+
+
+def test_a_run_over_its_limit_is_a_measured_need(tmp_path: Path) -> None:
+    """It teaches memory as a success does, and is nothing to improve on."""
+    distributions = {"micro_batch": CategoricalDistribution((1, 2, 4, 8))}
+    points = [{"micro_batch": n} for n in (1, 2, 4, 8)]
+    expected = [Expected(tokens_per_second=100.0 * n, share_of_limit=0.1 * n) for n in (1, 2, 4, 8)]
+    study = optuna.create_study(direction="maximize", sampler=GuidedSampler(distributions, points, expected))
+    trial = study.ask()
+    assert trial.suggest_categorical("micro_batch", (1, 2, 4, 8)) == 8
+    trial.set_constraint("memory", 1.4)  # predicted 0.8 of the limit, measured 2.4: three times
+    study.tell(trial, 800.0)
+    sampler = study.sampler
+    assert isinstance(sampler, GuidedSampler)
+    study.ask().suggest_categorical("micro_batch", (1, 2, 4, 8))
+    assert study.trials[1].params["micro_batch"] in (1, 2), "four would need 1.2 of the limit"
+    assert sampler.suggestion is not None
+    assert sampler.suggestion.expected_gain is None, "nothing has won yet"
 
 
 def test_samplers_that_believe_nothing_know_no_gain(tmp_path: Path) -> None:
