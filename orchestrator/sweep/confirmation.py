@@ -45,6 +45,19 @@ def next_confirmation(
     return Due(first, _runs(first) + 1, numbers)
 
 
+def whole_confirmation_s(
+    objectives: Sequence[Objective],
+    confirm: ConfirmSection,
+    records: Sequence[TrialRecord],
+    eval_loss_within: float | None = None,
+) -> float:
+    """Seconds that all runs of the confirmation take, by what their trials took in the search. What is done of them
+    counts too, so that a search which has ended to leave room for them does not begin again."""
+    chosen = chosen_trials(objectives, confirm.top, records, eval_loss_within)
+    ran = (record.searches[-1] for record in chosen)
+    return confirm.repeats * sum((attempt.ended_s or attempt.dispatched_s) - attempt.dispatched_s for attempt in ran)
+
+
 def chosen_trials(
     objectives: Sequence[Objective], top: int, records: Sequence[TrialRecord], eval_loss_within: float | None = None
 ) -> list[TrialRecord]:

@@ -16,7 +16,7 @@ from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import STOP_BELOW_GAIN, SweepSpec
 from orchestrator.sweep import messages, ports, state
-from orchestrator.sweep.confirmation import next_confirmation
+from orchestrator.sweep.confirmation import next_confirmation, whole_confirmation_s
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.racing import tokens_per_second_to_beat
@@ -110,6 +110,7 @@ class _Driver:
             ),
             to_beat=partial(tokens_per_second_to_beat, spec),
             confirm=self._confirmation_due,
+            kept_s=self._confirmation_s,
         )
         self._machine = SweepMachine(setting, ledger.read_trials())
         self._finish: messages.Finish | None = None
@@ -208,6 +209,10 @@ class _Driver:
         gain = strategy.expected_gain()
         rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
         return messages.Proposed(candidate, time.time(), rejected, gain)
+
+    def _confirmation_s(self, records: Sequence[TrialRecord]) -> float:
+        spec = self._spec
+        return whole_confirmation_s(spec.objective, spec.measure.confirm, records, spec.limits.eval_loss_within)
 
     def _confirmation_due(self, records: Sequence[TrialRecord]) -> TrialRecord | None:
         spec = self._spec

@@ -6,6 +6,7 @@ The loop carries every action out before it brings the next event, and in the or
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, assert_never
 
 from orchestrator.contract.config import TrialConfig
@@ -76,6 +77,8 @@ class Setting:
     """Tokens/s below which a trial is not worth measuring any longer, from all trials."""
     confirm: Callable[[Sequence[TrialRecord]], TrialRecord | None] = lambda records: None
     """The trial that is to be measured again next, from all trials; asked when the search is over."""
+    kept_s: Callable[[Sequence[TrialRecord]], float] = lambda records: 0.0
+    """How long that takes in all; the search leaves it so much of its budgets."""
 
 
 def is_final(record: TrialRecord) -> bool:
@@ -122,6 +125,7 @@ class SweepMachine:
                 self._count(record)
             elif record.running is None:
                 self._waiting.append(record.trial)
+        self._kept_s = setting.kept_s(self.records)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -166,7 +170,7 @@ class SweepMachine:
         return [self._finish(tick.now_s)]
 
     def _wants_more(self, now_s: float) -> bool:
-        if self.is_ending or self._time_used_up(now_s):
+        if self.is_ending or self._time_used_up(now_s, self._kept_s):
             return False
         return bool(self._waiting) or not (self._exhausted or self._held or self._trials_used_up())
 
@@ -234,6 +238,7 @@ class SweepMachine:
             self._waiting.append(trial)
             return [Store(record)]
         self._count(record)
+        self._kept_s = self._setting.kept_s(self.records)
         self._reconsider()
         return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
 
@@ -289,6 +294,8 @@ class SweepMachine:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
         is_feasible = any(isinstance(record.standing, Ok) for record in self._records.values())
         ended = self._trials_used_up() or self._time_used_up(now_s) or (self._held.reason if self._held else "")
+        if not ended and not self._exhausted:
+            ended = f"{self._time_used_up(now_s, kept_s=inf)}, the last of it kept for the confirmation"
         reason = ended or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
 
@@ -313,8 +320,8 @@ class SweepMachine:
         trials = self._setting.budget.trials
         return f"budget used: {trials} trials" if trials is not None and self._tried >= trials else ""
 
-    def _time_used_up(self, now_s: float) -> str:
-        """Says which part of the budget forbids any more attempts; else empty."""
+    def _time_used_up(self, now_s: float, kept_s: float = 0.0) -> str:
+        """Says which part of the budget, less `kept_s`, forbids any more attempts; else empty."""
         setting = self._setting
         elapsed_s = setting.elapsed_before_s + now_s - setting.started_s
-        return budget_used_up(setting.budget, setting.worth.price, self._records.values(), elapsed_s, now_s)
+        return budget_used_up(setting.budget, setting.worth.price, self._records.values(), elapsed_s, now_s, kept_s)

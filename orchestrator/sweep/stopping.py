@@ -1,6 +1,6 @@
 """When a sweep is over: its budget is used up, or no candidate is worth its trial. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,6 +17,10 @@ ASKS = 2
 """So many candidates in a row have to promise too little: what the first one shows may change the belief."""
 
 
+KEPT_SHARE = 0.25
+"""Share of a budget that is kept for the confirmation at most: most of it is for finding something to confirm."""
+
+
 @dataclass(frozen=True)
 class Worth:
     """What device-hours and gains are worth to the user. `planned_tokens`: length of the whole training."""
@@ -29,19 +33,30 @@ class Worth:
 
 
 def budget_used_up(
-    budget: BudgetSection, price: Price | None, records: Iterable[TrialRecord], elapsed_s: float, now_s: float
+    budget: BudgetSection,
+    price: Price | None,
+    records: Collection[TrialRecord],
+    elapsed_s: float,
+    now_s: float,
+    kept_s: float = 0.0,
 ) -> str:
-    """Says which part of the budget forbids any more attempts; else empty. Trials are counted by the sweep itself."""
-    if budget.time is not None and elapsed_s >= budget.time:
+    """Says which part of the budget forbids any more attempts; else empty. Trials are counted by the sweep itself.
+
+    `kept_s` is what one trial after another may still take afterwards; of each budget at most KEPT_SHARE is kept.
+    """
+    if budget.time is not None and elapsed_s + min(kept_s, KEPT_SHARE * budget.time) >= budget.time:
         return f"budget used: {format_duration(budget.time)}"
     if budget.device_hours is None and budget.money is None:
         return ""
     used_s = used_device_s(records, now_s)
-    if budget.device_hours is not None and used_s / 3600 >= budget.device_hours:
+    kept_s *= max((record.config.world_size for record in records), default=1)
+    hours = budget.device_hours
+    if hours is not None and (used_s + min(kept_s, KEPT_SHARE * hours * 3600)) / 3600 >= hours:
         return f"budget used: {budget.device_hours:g} device-hours"
-    if budget.money is not None and price is not None and price.of(used_s) >= budget.money:
-        return f"budget used: {format_money(budget.money, price.currency)}"
-    return ""
+    if budget.money is None or price is None:
+        return ""
+    spent = price.of(used_s) + min(price.of(kept_s), KEPT_SHARE * budget.money)
+    return f"budget used: {format_money(budget.money, price.currency)}" if spent >= budget.money else ""
 
 
 def fastest_tokens_per_second(records: Sequence[TrialRecord], eval_loss_within: float | None) -> float | None:

@@ -11,19 +11,21 @@ from fakes import FakePool, FakeStrategy, candidate, measurement, new_ledger, ok
 from orchestrator.contract.config import MeasureSettings, QualitySettings
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Health, Infra, Ok, Outcome
-from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
+from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.search.ranking import best
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection, ConfirmSection, LimitsSection, MeasureSection, Objective, SweepSpec
-from orchestrator.sweep.confirmation import chosen_trials
+from orchestrator.sweep import messages
+from orchestrator.sweep.confirmation import chosen_trials, next_confirmation, whole_confirmation_s
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
-from orchestrator.sweep.messages import StopCause
-from orchestrator.sweep.ports import Launch
-from orchestrator.sweep.state import Efficiency
+from orchestrator.sweep.messages import Ask, AttemptEnded, Finish, Proposed, StopCause, Tick
+from orchestrator.sweep.ports import Ended, Launch
+from orchestrator.sweep.state import Efficiency, Setting, SweepMachine
 
 Script = Callable[[Launch], Outcome | None]
 CANDIDATES = [candidate(micro_batch, is_baseline=micro_batch == 1) for micro_batch in range(1, 7)]
+SPEED = (Objective(),)
 CONFIRMED = MeasureSection(racing=False, confirm=ConfirmSection())
 
 
@@ -309,3 +311,63 @@ def test_a_search_that_ends_for_want_of_gain_is_confirmed_too(tmp_path: Path) ->
     assert searched < len(CANDIDATES), sweep.reason
     assert all(kinds == ["ok"] * 2 for kinds in confirmations(ledger).values())
     assert len(confirmations(ledger)) == min(3, searched) > 0
+
+
+def test_the_search_leaves_the_confirmation_some_of_its_time(tmp_path: Path) -> None:
+    """Trials of 100 s under a budget of 1000 s, a quarter of which is kept: room for two runs of the confirmation."""
+    clock = Clock()
+    setting = Setting(
+        budget=BudgetSection(time=1000.0),
+        efficiency=lambda config, measured: None,
+        new_token=clock.token,
+        started_s=0.0,
+        confirm=lambda records: due.record if (due := next_confirmation(SPEED, ConfirmSection(), records)) else None,
+        kept_s=lambda records: whole_confirmation_s(SPEED, ConfirmSection(), records),
+    )
+    machine = SweepMachine(setting)
+    candidates = (candidate(micro_batch) for micro_batch in range(1, 100))
+    launched: list[Purpose] = []
+    while True:
+        (action,) = machine.handle(Tick(clock.now_s, has_room=True))
+        if isinstance(action, Finish):
+            break
+        if isinstance(action, Ask):
+            (action,) = machine.handle(Proposed(next(candidates), clock.now_s))
+        assert isinstance(action, messages.Launch)
+        attempt = action.record.attempts[-1]
+        launched.append(attempt.purpose)
+        clock.now_s += 100.0
+        machine.handle(AttemptEnded(Ended(attempt.token, ok(100.0 * action.record.trial + 1)), clock.now_s))
+    assert launched == [Purpose.SEARCH] * 8 + [Purpose.CONFIRM] * 2
+    assert action.reason == "budget used: 16m40s"
+
+
+class Clock:
+    """Time that is told, and tokens without end."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._tokens = 0
+
+    def token(self) -> str:
+        self._tokens += 1
+        return str(self._tokens)
+
+
+def test_a_search_that_left_more_than_the_confirmation_took_says_why_it_ended(tmp_path: Path) -> None:
+    """Runs of the confirmation may be quicker than those of the search were."""
+    sweep, ledger = run(tmp_path, FakePool(faster_when_larger), of=_timed(4e5))
+    assert sweep.reason.startswith("space exhausted")
+    clock = Clock()
+    setting = Setting(
+        BudgetSection(time=1000.0), lambda config, measured: None, clock.token, 0.0, kept_s=lambda _: 200.0
+    )
+    machine = SweepMachine(setting, ledger.read_trials())
+    assert machine.handle(Tick(799.0, has_room=True)) == [Ask()]
+    (finish,) = machine.handle(Tick(801.0, has_room=True))
+    assert isinstance(finish, Finish)
+    assert finish.reason == "budget used: 16m40s, the last of it kept for the confirmation"
+
+
+def _timed(time_s: float) -> SweepSpec:
+    return spec(measure=CONFIRMED, budget=BudgetSection(time=time_s))
