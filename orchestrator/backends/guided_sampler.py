@@ -29,7 +29,20 @@ class GuidedSampler(BaseSampler):
     `points` hold choices of `distributions` by name, without those that have no effect beside the others. `expected`
     says what each is predicted to do; None: nothing is, and the sampler learns from the study alone. The study tells
     memory by the constraint `memory` (need over limit, less 1), also of trials that ran out of it, which are PRUNED.
-    Without a state of its own: equal studies give equal proposals.
+    The user attribute `outcome` may say more of a PRUNED one: `oom_host` is host memory, `rejected` was never run.
+    What FAILed teaches nothing and is not proposed again. Nothing is drawn at random and nothing is kept: equal studies
+    give equal proposals, and of equals the first of `points` is proposed.
+
+        distributions = {"method": CategoricalDistribution(("full", "lora")), "rank": CategoricalDistribution((4, 16))}
+        points = [{"method": "full"}, {"method": "lora", "rank": 4}, {"method": "lora", "rank": 16}]
+        study = optuna.create_study(direction="maximize", sampler=GuidedSampler(distributions, points))
+        trial = study.ask()
+        point = {"method": trial.suggest_categorical("method", ("full", "lora"))}
+        if point["method"] == "lora":
+            point["rank"] = trial.suggest_categorical("rank", (4, 16))
+        tokens_per_s, share_of_limit = train(point)  # yours; on an out-of-memory: study.tell(trial, state=PRUNED)
+        trial.set_constraint("memory", share_of_limit - 1)
+        study.tell(trial, tokens_per_s)
     """
 
     def __init__(
