@@ -18,8 +18,8 @@ Levels = NDArray[np.int64]
 """Configurations by knobs: the index of each knob's level."""
 
 SHARE_OF_LEVEL = 0.85
-"""Of the covariance along an ordered knob, between equal levels alone. 0.85 comes within 1 % of the best sooner than 0.7,
-on the landscapes that the other constants were chosen on and on those of `benchmarks.landscapes.simulate`."""
+"""Of the covariance along an ordered knob, between equal levels alone. 0.85 comes within 1 % of the best sooner than
+0.7, on the landscapes that the other constants were chosen on and on those of `benchmarks.landscapes.simulate`."""
 LENGTH = 0.3
 """Over which the rest falls, as a share of the knob's range."""
 FLOOR = 0.3
