@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sweep_records import LIMIT_BYTES, measurement, trial
+from report.sweep_records import LIMIT_BYTES, measurement, trial
 
 from benchmarks.record_landscape import knobs_of, noise_of, row_of
 from orchestrator.contract.outcome import Ok, OomDevice, Phase

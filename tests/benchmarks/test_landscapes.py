@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from profiles import decoder
+from predict.profiles import decoder
 
 from benchmarks.landscapes.clusters import CLUSTERS, Cluster, configurations
 from benchmarks.landscapes.priors import Priced, price_one
