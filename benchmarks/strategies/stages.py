@@ -21,6 +21,10 @@ _USUAL = {
 }
 """What a user has before tuning, by preference: LoRA of rank 8 or 16 where the space has it, checkpointing, no offload,
 DeepSpeed's default buckets."""
+_LEAST_GIB = 1e-3
+"""Of activations, where neither the table nor the prediction shows any."""
+_TRAINED_BY_LORA = 0.005
+"""Of the weights, by rank 16 on all linear layers of a 7B model: 40M of 6.7B."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +115,6 @@ def reachable(landscape: Landscape) -> Landscape:
         host_gib=landscape.host_gib[kept],
         prior={name: values[kept] for name, values in landscape.prior.items()},
     )
-
-
-_LEAST_GIB = 1e-3
-"""Of activations, where neither the table nor the prediction shows any."""
-_TRAINED_BY_LORA = 0.005
-"""Of the weights, by rank 16 on all linear layers of a 7B model: 40M of 6.7B."""
 
 
 def _usual(landscape: Landscape, name: str) -> str | int:
