@@ -6,10 +6,8 @@ from orchestrator.contract.config import Frozen
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Phase
 from orchestrator.placement.preview import Preview
+from orchestrator.predict.verdict import LIKELY
 from orchestrator.search.cost import TrainingCost
-
-LIKELY = 0.5
-"""Odds from which a candidate counts as one that fits."""
 
 
 class Predicted(Frozen):
@@ -30,6 +28,11 @@ class Predicted(Frozen):
     mfu: float | None
     training: TrainingCost | None
     """The whole training with it; None where its length is not planned or no speed is predicted."""
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it fits more likely than not, or nothing bounds it."""
+        return self.probability_fits is None or self.probability_fits >= LIKELY
 
 
 class PlanCandidate(Frozen):

@@ -1,7 +1,7 @@
 """A plan for people."""
 
 from orchestrator.cli.output import Output
-from orchestrator.cli.plan_document import LIKELY, Plan, PlanCandidate
+from orchestrator.cli.plan_document import Plan, PlanCandidate
 from orchestrator.contract.units import format_bytes, format_duration, format_money
 from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
@@ -50,7 +50,7 @@ def _predicted_lines(plan: Plan) -> list[str]:
     predicted = [each.predicted for each in plan.candidates if each.predicted is not None]
     if not predicted:
         return ["Nothing is predicted."]
-    likely = sum(each.probability_fits is None or each.probability_fits >= LIKELY for each in predicted)
+    likely = sum(each.is_likely for each in predicted)
     rejected = sum(plan.rejected.values())
     lines = [f"Predicted, not measured: {likely} of {len(predicted)} candidates fit, {rejected} would not be launched."]
     lines += [f"Rejected ({count}): most of it {reason.replace('_', ' ')}" for reason, count in plan.rejected.items()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator import wiring
 from orchestrator.cli.driving import CACHE_FOLDER
 from orchestrator.cli.output import Output
-from orchestrator.cli.plan_document import LIKELY, Plan, PlanCandidate, Predicted
+from orchestrator.cli.plan_document import Plan, PlanCandidate, Predicted
 from orchestrator.cli.plan_text import show_plan
 from orchestrator.contract.facts import Facts
 from orchestrator.placement.forecast import Forecast, Forecaster
@@ -169,9 +169,9 @@ def _merit(each: PlanCandidate) -> tuple[float, ...]:
         return (0,)
     if predicted is None:
         return (3,)
-    if predicted.probability_fits is None or predicted.probability_fits >= LIKELY:
+    if predicted.is_likely:
         return (1, -(predicted.tokens_per_second or 0.0), predicted.needed_bytes)
-    return (2, -predicted.probability_fits, predicted.needed_bytes)
+    return (2, -(predicted.probability_fits or 0.0), predicted.needed_bytes)
 
 
 def _preview(

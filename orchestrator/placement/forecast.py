@@ -31,7 +31,7 @@ from orchestrator.predict.job import Job
 from orchestrator.predict.terms import total
 from orchestrator.predict.time import StepTime, step_time
 from orchestrator.predict.trials import job_of, trace_request
-from orchestrator.predict.verdict import Spread, Verdict, default_spread, judge, probability_fits
+from orchestrator.predict.verdict import LIKELY, Spread, Verdict, default_spread, judge, probability_fits
 from orchestrator.predict.work import step_work
 from orchestrator.spec.sweep import SweepSpec
 
@@ -83,7 +83,7 @@ class Forecast:
     @property
     def is_likely(self) -> bool:
         """Whether it fits more likely than not, or nothing bounds it."""
-        return self.probability_fits is None or self.probability_fits >= 0.5
+        return self.probability_fits is None or self.probability_fits >= LIKELY
 
     @property
     def tokens_per_second(self) -> float:

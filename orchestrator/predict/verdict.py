@@ -17,6 +17,8 @@ from orchestrator.predict.terms import total
 FRAGMENTATION = 1.03
 """Smallest capacity over peak allocated, where no replay was asked for: 1.01 to 1.09 in replays of 54 structures of
 1B to 8B models, median 1.03."""
+LIKELY = 0.5
+"""Odds from which a job counts as one that fits."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Verdict(Frozen):
     @property
     def fits(self) -> bool | None:
         """Whether it is more likely to fit than not; None without a capacity."""
-        return None if self.probability_fits is None else self.probability_fits >= 0.5
+        return None if self.probability_fits is None else self.probability_fits >= LIKELY
 
 
 def judge(
