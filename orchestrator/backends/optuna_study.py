@@ -28,7 +28,7 @@ from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRA
 from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.guided import Expected, Suggestion
-from orchestrator.search.ranking import objective_values
+from orchestrator.search.ranking import is_speed_alone, objective_values
 from orchestrator.space.candidates import Candidate, Illegal, Space
 from orchestrator.space.dimensions import Choice
 from orchestrator.spec.sweep import Objective, Sampler, SearchSection
@@ -143,8 +143,7 @@ class OptunaStrategy:
 
     def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> GuidedSampler | None:
         """None for objectives that it does not know; then TPE takes its place."""
-        objectives = [(objective.metric, objective.goal) for objective in self._objectives]
-        if objectives != [("tokens_per_second", "maximize")]:
+        if not is_speed_alone(self._objectives):
             self._say("guided searches for tokens_per_second alone: for these objectives tpe takes its place.")
             return None
         if expected is None:

@@ -20,6 +20,7 @@ from orchestrator.placement.preflight import preflight
 from orchestrator.placement.preview import Preview, Terms, preview
 from orchestrator.placement.promising import merit, with_promising
 from orchestrator.search.cost import TrainingCost, planned_tokens, price_of, training_cost
+from orchestrator.search.ranking import is_speed_first
 from orchestrator.space.candidates import Candidate, Space, build_space
 from orchestrator.spec.load import LoadedSpec, load_spec
 from orchestrator.spec.sweep import SweepSpec
@@ -186,7 +187,7 @@ def _preview(
     side_by_side = wiring.lanes(facts.device, world_size)
     if spec.resources.max_concurrent_trials is not None:
         side_by_side = min(side_by_side, spec.resources.max_concurrent_trials)
-    confirm, is_confirmed = spec.measure.confirm, spec.objective[0].metric == "tokens_per_second"
+    confirm, is_confirmed = spec.measure.confirm, is_speed_first(spec.objective)
     trials = min(len(launchable), spec.budget.trials or len(launchable))
     runs = min(confirm.top, trials) * confirm.repeats if is_confirmed else 0
     price = price_of(spec.resources)

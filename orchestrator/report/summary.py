@@ -15,8 +15,6 @@ from orchestrator.spec.sweep import LimitsSection, Objective, ResourcesSection
 
 OOM_KINDS = frozenset({"oom_device", "oom_host", "over_limit"})
 """Outcomes that say: needs more memory than it may have."""
-
-
 REJECTED = "rejected"
 
 
@@ -91,8 +89,8 @@ class Summary:
 
     @property
     def is_speed_first(self) -> bool:
-        """Whether tokens/s are the first objective."""
-        return self.objectives[0].metric == "tokens_per_second"
+        """Whether the highest tokens/s come before all else."""
+        return ranking.is_speed_first(self.objectives)
 
     @property
     def winner_text(self) -> str:

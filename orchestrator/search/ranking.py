@@ -77,6 +77,13 @@ def is_feasible(record: TrialRecord) -> bool:
     return isinstance(record.standing, Ok)
 
 
+def contenders(records: Iterable[TrialRecord], eval_loss_within: float | None) -> list[TrialRecord]:
+    """Feasible trials within the loss whose speed does not hang on luck (see `reported.thrashes`)."""
+    records = list(records)
+    able = _others(records, lossy(eval_loss_within, records))
+    return [record for record in able if is_feasible(record) and not thrashes(record)]
+
+
 def ranked(
     objectives: Sequence[Objective], records: Iterable[TrialRecord], eval_loss_within: float | None = None
 ) -> list[TrialRecord]:
@@ -122,6 +129,11 @@ def _is_close(fastest: "_Scored", other: "_Scored") -> bool:
 
 def _ties(one: "_Scored", other: "_Scored") -> bool:
     return _class(one) == _class(other) and overlap(one.figures, other.figures)
+
+
+def is_speed_first(objectives: Sequence[Objective]) -> bool:
+    """Whether the highest tokens/s come before all else."""
+    return is_speed_alone(objectives[:1])
 
 
 def is_speed_alone(objectives: Sequence[Objective]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from orchestrator.contract.outcome import MAX_RETRIES, RETRIED_KINDS
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.quality import lossy
-from orchestrator.search.ranking import is_feasible
+from orchestrator.search.ranking import is_feasible, is_speed_first
 from orchestrator.search.reported import confirmed_runs, reported, thrashes
 from orchestrator.spec.sweep import ConfirmSection, Objective
 
@@ -66,7 +66,7 @@ def chosen_trials(
 
     A trial that failed when it was measured again has lost its place to the next one. None unless tokens/s come first.
     """
-    if not top or (objectives[0].metric, objectives[0].goal) != ("tokens_per_second", "maximize"):
+    if not top or not is_speed_first(objectives):
         return []
     barred = lossy(eval_loss_within, records)
     able = [_searched(record) for record in records if is_feasible(record) and record.trial not in barred]

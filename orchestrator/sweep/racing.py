@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from orchestrator.contract.record import TrialRecord
-from orchestrator.search.quality import loss_limit, lossy
-from orchestrator.search.ranking import is_feasible, is_speed_alone
-from orchestrator.search.reported import reported, thrashes
+from orchestrator.search.quality import loss_limit
+from orchestrator.search.ranking import contenders, is_speed_alone
+from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import SweepSpec
 
 
@@ -22,7 +22,6 @@ def tokens_per_second_to_beat(spec: SweepSpec, record: TrialRecord, records: Ite
     within = spec.limits.eval_loss_within
     if spec.measure.quality is not None and loss_limit(within, records) is None:
         return None
-    barred = lossy(within, records)
-    rivals = [each for each in records if is_feasible(each) and not thrashes(each) and each.trial not in barred]
+    rivals = contenders(records, within)
     fastest = max(reported(rivals).values(), key=lambda figures: figures.tokens_per_second, default=None)
     return fastest.tokens_per_second_low if fastest is not None else None

@@ -8,15 +8,12 @@ from orchestrator.contract.outcome import Rejected
 from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import format_duration, format_money
 from orchestrator.search.cost import Price, median_trial_s, used_device_s
-from orchestrator.search.quality import lossy
-from orchestrator.search.ranking import is_feasible
-from orchestrator.search.reported import reported, thrashes
+from orchestrator.search.ranking import contenders
+from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import STOP_BELOW_GAIN, BudgetSection
 
 ASKS = 2
 """So many candidates in a row have to promise too little: what the first one shows may change the belief."""
-
-
 KEPT_SHARE = 0.25
 """Share of a budget that is kept for the confirmation at most: most of it is for finding something to confirm."""
 
@@ -61,9 +58,8 @@ def budget_used_up(
 
 def fastest_tokens_per_second(records: Sequence[TrialRecord], eval_loss_within: float | None) -> float | None:
     """Of the trials that may win; None while there is none."""
-    barred = lossy(eval_loss_within, records)
-    able = [each for each in records if is_feasible(each) and not thrashes(each) and each.trial not in barred]
-    return max((figures.tokens_per_second for figures in reported(able).values()), default=None)
+    able = reported(contenders(records, eval_loss_within))
+    return max((figures.tokens_per_second for figures in able.values()), default=None)
 
 
 def no_gain_left(worth: Worth, records: Sequence[TrialRecord], gain: float | None) -> str:
