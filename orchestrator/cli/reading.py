@@ -15,7 +15,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model
 from orchestrator.contract.record import SweepState
 from orchestrator.contract.units import format_bytes, format_duration
-from orchestrator.report.economy import cost_headline
+from orchestrator.report.cost import cost_headline
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary, summarize
 from orchestrator.report.tables import NOTHING, Table

@@ -15,7 +15,7 @@ from orchestrator.report.confirmed import (
     confirm_notes,
     has_confirmations,
 )
-from orchestrator.report.economy import cost_headline, cost_notes
+from orchestrator.report.cost import cost_headline, cost_notes
 from orchestrator.report.quality import EVAL_COLUMNS, has_losses, loss_cell, loss_headline, loss_note
 from orchestrator.report.rows import TrialRow, odds
 from orchestrator.report.summary import OOM_KINDS, Summary

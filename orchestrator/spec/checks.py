@@ -70,7 +70,7 @@ def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list
     for position, metric in enumerate(metrics):
         if metric in metrics[:position]:
             faults.append(places.fault(("objective", position), f"{metric} stands twice; keep one"))
-    faults += _quality_faults(spec, places) + _economy_faults(spec, places)
+    faults += _quality_faults(spec, places) + _cost_faults(spec, places)
     return faults + (_search_faults(spec, spec.search, places) if spec.search else [])
 
 
@@ -92,7 +92,7 @@ def _quality_faults(spec: SweepSpec, places: Places) -> list[Fault]:
     return faults
 
 
-def _economy_faults(spec: SweepSpec, places: Places) -> list[Fault]:
+def _cost_faults(spec: SweepSpec, places: Places) -> list[Fault]:
     """A sum needs a price; a pass over data of which rows are left out has no length."""
     faults = []
     if spec.budget.money is not None and spec.resources.price_per_device_hour is None:

@@ -9,7 +9,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Ok, Rejected
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import MIB
-from orchestrator.report.economy import cost_headline, cost_notes
+from orchestrator.report.cost import cost_headline, cost_notes
 from orchestrator.report.html import render_html
 from orchestrator.report.markdown import render_markdown
 from orchestrator.report.summary import summarize
