@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from orchestrator.search.guided import Guided, Limits, Observation, Prediction
 from orchestrator.search.residuals import Axis
+from orchestrator.spec.sweep import STOP_BELOW_GAIN
 
 Knobs = Mapping[str, str | int]
-STOP_GAIN = 0.003
-"""Expected gain below which the stopping form ends."""
 
 
 def _is_active(name: str, knobs: Knobs) -> bool:
@@ -99,4 +98,4 @@ def guided(candidates: Any, knobs: Any, prior: Any, limits: Any, seed: int) -> A
 
 def guided_stop(candidates: Any, knobs: Any, prior: Any, limits: Any, seed: int) -> Asked:
     """The same, ending when the expected gain is small."""
-    return Asked(guided_of(candidates, knobs, prior, limits), STOP_GAIN)
+    return Asked(guided_of(candidates, knobs, prior, limits), STOP_BELOW_GAIN)

@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.landscapes.table import Floats, Landscape, read_landscape
 from benchmarks.search_factory import Asked, guided_of
 from benchmarks.strategies.__main__ import print_table
-from benchmarks.strategies.guided import asking, guided
+from benchmarks.strategies.guided import FactoryStrategy, guided
 from benchmarks.strategies.play import Factory, Run, Strategy, play
 from benchmarks.strategies.scores import scores
 
@@ -70,7 +70,7 @@ def shuffled(landscape: Landscape, dice: np.random.Generator) -> Prior:
 def unpredicted(landscape: Landscape, seed: int) -> Strategy:
     """Brimful's sampler, to which no speed is predicted; the memory is."""
     sampler = guided_of(landscape.candidates, landscape.knobs, landscape.prior, landscape.limits)
-    return asking(Asked(replace(sampler, prediction=replace(sampler.prediction, log_speed=None))))
+    return FactoryStrategy(Asked(replace(sampler, prediction=replace(sampler.prediction, log_speed=None))))
 
 
 def spoiled(landscape: Landscape, spoil: Spoil, seed: int) -> Landscape:

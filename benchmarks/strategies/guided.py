@@ -7,18 +7,17 @@ from benchmarks.landscapes.table import Landscape
 from benchmarks.strategies.play import Result
 
 
-class _Asked:
-    """The factory's object as a Strategy."""
+class FactoryStrategy:
+    """A sampler of `benchmarks.search_factory` as a Strategy."""
 
     first_launches = 0
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: search_factory.Asked) -> None:
         self._sampler = sampler
 
     def ask(self) -> int | None:
         """See Strategy."""
-        candidate = self._sampler.ask()
-        return None if candidate is None else int(candidate)
+        return self._sampler.ask()
 
     def tell(self, candidate: int, result: Result) -> None:
         """See Strategy."""
@@ -34,19 +33,14 @@ class _Asked:
         )
 
 
-def asking(sampler: search_factory.Asked) -> _Asked:
-    """A sampler of `benchmarks.search_factory` as a Strategy."""
-    return _Asked(sampler)
-
-
-def guided(landscape: Landscape, seed: int) -> _Asked:
+def guided(landscape: Landscape, seed: int) -> FactoryStrategy:
     """To its budget."""
-    return _Asked(search_factory.guided(*_parts(landscape, seed)))
+    return FactoryStrategy(search_factory.guided(*_parts(landscape, seed)))
 
 
-def guided_stop(landscape: Landscape, seed: int) -> _Asked:
-    """Until the expected gain is small."""
-    return _Asked(search_factory.guided_stop(*_parts(landscape, seed)))
+def guided_stop(landscape: Landscape, seed: int) -> FactoryStrategy:
+    """Until the expected gain is below what ends a sweep."""
+    return FactoryStrategy(search_factory.guided_stop(*_parts(landscape, seed)))
 
 
 def _parts(landscape: Landscape, seed: int) -> tuple[Any, Any, Any, Any, int]:

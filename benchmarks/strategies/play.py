@@ -18,6 +18,11 @@ from benchmarks.landscapes.table import Landscape
 ASKS_A_LAUNCH = 10
 """A strategy that keeps asking for what it knows is stopped after so many asks for each launch of the budget."""
 _MEMORY_NOISE = 0.003
+"""Standard deviation of a measured peak's logarithm. Assumed: on a GPU it is a count of what was allocated."""
+_DURATIONS = (0.8, 1.2)
+_OOM_SHARE = 0.45
+"""Of a usual run: how long runs take, and how much of that until one is out of memory. Assumed; with several launches
+at once they decide the order of the answers, and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,9 @@ class _Machine:
     def launch(self, candidate: int) -> tuple[float, Result]:
         """How long it takes, in units of a usual run, and what it tells. An OOM shows early."""
         land, rng = self._landscape, self._rng
-        duration, speed, memory = rng.uniform(0.8, 1.2), rng.normal(0, land.noise), rng.normal(0, _MEMORY_NOISE)
+        duration, speed, memory = rng.uniform(*_DURATIONS), rng.normal(0, land.noise), rng.normal(0, _MEMORY_NOISE)
         if not land.feasible[candidate]:
-            return 0.45 * duration, Result(False, land.oom_kinds[candidate])
+            return _OOM_SHARE * duration, Result(False, land.oom_kinds[candidate])
         factor = np.exp(memory)
         return duration, Result(
             True,

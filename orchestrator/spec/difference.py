@@ -11,7 +11,7 @@ FREE_SECTIONS = frozenset({"name", "description", "budget", "tracking"})
 """Sections that may change when a sweep is resumed: how it is called, how long it may take and where it is shown do
 not change what a trial is or which trials are comparable."""
 
-ECONOMY_WORDS = {
+WORTH_WORDS = {
     "train": {"planned_tokens", "planned_epochs"},
     "search": {"stop_below_gain"},
     "resources": {"price_per_device_hour", "currency"},
@@ -28,13 +28,13 @@ def ends_alike(old: SweepSpec, new: SweepSpec) -> bool:
     """Whether two specs of one sweep also agree on when it ends."""
 
     def rules(spec: SweepSpec) -> JsonValue:
-        return spec.model_dump(mode="json", include={"budget": True, **ECONOMY_WORDS})
+        return spec.model_dump(mode="json", include={"budget": True, **WORTH_WORDS})
 
     return rules(old) == rules(new)
 
 
 def _kept(spec: SweepSpec) -> dict[str, JsonValue]:
-    return spec.model_dump(mode="json", exclude={**dict.fromkeys(FREE_SECTIONS, True), **ECONOMY_WORDS})
+    return spec.model_dump(mode="json", exclude={**dict.fromkeys(FREE_SECTIONS, True), **WORTH_WORDS})
 
 
 def describe_difference(old: SweepSpec, new: SweepSpec) -> list[str]:

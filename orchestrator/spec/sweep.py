@@ -88,8 +88,8 @@ class DataSection(Frozen):
 
 
 STOP_BELOW_GAIN = 0.003
-"""A third of a percent is less than runs of one configuration differ by; `benchmarks/search_factory.py` measures what a
-stop at this figure costs and saves on recorded landscapes."""
+"""A third of a percent is less than runs of one configuration differ by; `guided_stop` of `benchmarks.strategies` shows
+what a stop at this figure costs and saves on recorded landscapes."""
 
 
 class Sampler(StrEnum):

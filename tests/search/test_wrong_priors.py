@@ -9,7 +9,7 @@ from made_landscapes import landscapes
 
 from benchmarks.landscapes.table import Landscape
 from benchmarks.search_factory import Asked, guided_of
-from benchmarks.strategies.guided import asking, guided
+from benchmarks.strategies.guided import FactoryStrategy, guided
 from benchmarks.strategies.play import Factory, Run, Strategy, play
 from benchmarks.wrong_priors import MEMORY, SPEED, Spoil, as_predicted, bent, inverted, scaled, spoiled, unpredicted
 
@@ -73,7 +73,7 @@ class Watched:
 
     def __init__(self, landscape: Landscape, diary: list[tuple[int, bool]]) -> None:
         self._asked = Asked(guided_of(landscape.candidates, landscape.knobs, landscape.prior, landscape.limits))
-        self._inner = asking(self._asked)
+        self._inner = FactoryStrategy(self._asked)
         self._diary = diary
         self._ran = 0
 
