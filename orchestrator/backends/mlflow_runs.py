@@ -32,7 +32,7 @@ from orchestrator.search import ranking
 from orchestrator.search.cost import price_of, sweep_cost
 from orchestrator.search.quality import lossy
 from orchestrator.search.reported import reported
-from orchestrator.spec.sweep import Objective, SweepSpec
+from orchestrator.spec.sweep import Objective, SearchSection, SweepSpec
 
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits in characters (mlflow/utils/validation.py)."""
@@ -142,7 +142,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
     }
     params = {
         "objective": ", ".join(f"{goal.goal} {goal.metric}" for goal in spec.objective),
-        "sampler": spec.search.sampler.value if spec.search else "tpe",
+        "sampler": (spec.search or SearchSection()).sampler.value,
         "devices_per_trial": str(spec.resources.devices_per_trial),
         "global_batch": str(spec.train.global_batch),
         "sequence_length": str(spec.data.sequence_length),

@@ -6,11 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fakes import FakePool, FakeStrategy, candidate, config, new_ledger, ok, oom, over_limit, spec
+from fakes import FakePool, FakeStrategy, candidate, config, new_ledger, ok, oom, over_limit, spec, sweep_record
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from orchestrator.backends.mlflow_log import MlflowLog, store_uri
+from orchestrator.backends.mlflow_runs import sweep_content
 from orchestrator.backends.mlflow_server import preflight, ui_command
 from orchestrator.backends.mlflow_status import status_of
 from orchestrator.contract.errors import TrackingRefusedError, UsageError
@@ -112,6 +113,10 @@ def test_a_sweep_and_its_trials_as_runs(home: Path) -> None:
     assert (crashed.info.status, crashed.data.tags["error"]) == ("FAILED", "ValueError: bad")
     for child in children.values():
         assert child.info.end_time >= child.info.start_time
+
+
+def test_a_spec_without_a_search_names_the_sampler_that_proposes() -> None:
+    assert sweep_content(sweep_record(spec()), []).params["sampler"] == "guided"
 
 
 def test_a_number_that_is_not_finite_is_no_metric(home: Path) -> None:
