@@ -28,6 +28,7 @@ import psutil
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from benchmarks.record_landscape import ledger_at
 from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model
@@ -103,7 +104,7 @@ class Lesson:
 
 def rows_of(sweep: Path, cache: Path) -> tuple[list[Row], list[Lesson]]:
     """Every trial of the sweep in the folder `sweep` that was measured, and what the clock learns from few of them."""
-    ledger = Ledger(sweep.parent.parent, sweep.name)
+    ledger = ledger_at(sweep)
     facts = read_model(ledger.facts_file, Facts)
     measured = [(record, found) for record in ledger.read_trials() if (found := _measurement(record)) is not None]
     lengths = prepared_rows(facts.data)

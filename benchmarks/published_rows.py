@@ -10,28 +10,15 @@ from benchmarks import published_cells as cells
 from benchmarks.published_adapters import as_computed, lora, other_method
 from benchmarks.published_cells import NotPriced, Row, Versions
 from benchmarks.published_devices import Card, card
+from benchmarks.published_measured import Measured, OutcomeOfRow, measured, outcome_of
 from benchmarks.published_shapes import Shape, shape
 from benchmarks.published_sources import Conventions, conventions
 from orchestrator.contract.config import Checkpointing, ModelSource
 from orchestrator.contract.profile import Dtype, Kernels, LossPath, Point, Quantization, TraceRequest
-from orchestrator.contract.units import GIB
 from orchestrator.predict.job import Job
 
-OutcomeOfRow = Literal["ran", "out_of_memory", "failed"]
-_OUTCOMES: dict[str, OutcomeOfRow] = {"no": "ran", "yes": "out_of_memory", "failed": "failed"}
 TIERS = ("A", "B")
 """C rows are approximate and D rows are not to be scored."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the source prints of one device. `failed`: the run made no throughput and no cause is named."""
-
-    outcome: OutcomeOfRow
-    allocated_bytes: float | None
-    reserved_bytes: float | None
-    device_bytes: float | None
-    tokens_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -82,11 +69,7 @@ def interpret(row: Row) -> PublishedRun | Skipped:
     try:
         return _run(row)
     except NotPriced as error:
-        return Skipped(row["id"], source_of(row), row["tier"], _outcome(row), str(error))
-
-
-def _outcome(row: Row) -> OutcomeOfRow:
-    return _OUTCOMES.get(row["oom"], "ran")
+        return Skipped(row["id"], source_of(row), row["tier"], outcome_of(row), str(error))
 
 
 def _run(row: Row) -> PublishedRun:
@@ -119,7 +102,7 @@ def _run(row: Row) -> PublishedRun:
         lengths_vary=cells.has_lengths(row),
         is_boundary="boundary" in row.get("notes", ""),
         trained_numel=_stated_trained(row),
-        measured=_measured(row, point, is_whole=not engine.splits_layers),
+        measured=measured(row, point, is_whole=not engine.splits_layers),
     )
 
 
@@ -317,20 +300,6 @@ def _stated_trained(row: Row) -> int | None:
     return None if match is None else int(match[1].replace(",", ""))
 
 
-def _measured(row: Row, point: Point, *, is_whole: bool) -> Measured:
-    def gib(column: str) -> float | None:
-        found = cells.number(row, column)
-        return None if found is None or not is_whole else found * GIB
-
-    return Measured(
-        outcome=_outcome(row),
-        allocated_bytes=gib("peak_allocated_gib"),
-        reserved_bytes=gib("peak_reserved_gib"),
-        device_bytes=gib("peak_smi_gib"),
-        tokens_per_s=_tokens_per_s(row, point) if is_whole else None,
-    )
-
-
 def _mean_tokens(row: Row, point: Point) -> int:
     """Of a row of the batch: tokens of a step, which are its rate times its duration, over the rows of a step."""
     rate, step_s = cells.number(row, "tokens_per_s_per_gpu"), cells.number(row, "step_time_s")
@@ -338,17 +307,3 @@ def _mean_tokens(row: Row, point: Point) -> int:
         return point.sequence_tokens
     rows = point.micro_batch * (cells.whole(row, "grad_accum") or 1)
     return min(point.sequence_tokens, max(1, round(rate * step_s / rows)))
-
-
-def _tokens_per_s(row: Row, point: Point) -> float | None:
-    """Of one device. Samples and steps count only where every row has the full length; samples are of all devices."""
-    stated = cells.number(row, "tokens_per_s_per_gpu")
-    if stated is not None or not cells.is_full_length(row):
-        return stated
-    samples_per_s = cells.number(row, "samples_per_s")
-    if samples_per_s is not None:
-        return samples_per_s * point.sequence_tokens / (cells.whole(row, "n_gpus") or 1)
-    step_s = cells.number(row, "step_time_s")
-    if step_s is None:
-        return None
-    return point.micro_batch * point.sequence_tokens * (cells.whole(row, "grad_accum") or 1) / step_s

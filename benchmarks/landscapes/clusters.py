@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from orchestrator.spec.hardware import BY_KEY, Device
@@ -82,16 +83,13 @@ def configurations(cluster: Cluster) -> Iterator[Configuration]:
     share = cluster.global_sequences // cluster.ranks
     micro_batches = [size for size in range(1, min(share, 64) + 1) if share % size == 0]
     for method in cluster.methods:
-        for rank in LORA_RANKS if method == "lora" else (0,):
-            for engine in _engines():
-                for checkpointing in ("none", "full"):
-                    for micro_batch in micro_batches:
-                        stage, optimizer, weights, bucket = engine
-                        yield Configuration(
-                            method, rank, stage, optimizer, weights, checkpointing, bucket, micro_batch
-                        )  # fmt: skip
+        ranks = LORA_RANKS if method == "lora" else (0,)
+        for rank, engine, checkpointing, micro_batch in product(ranks, _engines(), _CHECKPOINTING, micro_batches):
+            stage, optimizer, weights, bucket = engine
+            yield Configuration(method, rank, stage, optimizer, weights, checkpointing, bucket, micro_batch)
 
 
+_CHECKPOINTING: tuple[Literal["none", "full"], ...] = ("none", "full")
 _Off = Literal["none", "cpu"]
 
 

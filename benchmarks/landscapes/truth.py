@@ -40,6 +40,15 @@ FRAGMENTATION = (1.01, 1.09)
 """Smallest capacity over allocated, by structure: the span in replays of 54 structures of 1B to 8B models
 (`orchestrator.predict.verdict.FRAGMENTATION`, which holds the middle)."""
 
+_HOOK_S = 120e-6
+"""Of the Python that stage 3 runs around a module in one pass. Made up, and apart from the prediction's figure."""
+_CALL_S = 150e-6
+"""That a collective between nodes takes beside its bytes, for each unit by which the cliff is above 1. Made up."""
+_WITHOUT_PEERS = 0.45
+"""Share of the links' rate where devices reach each other through the host alone. Made up."""
+_MOST_HIDDEN = 0.9
+"""Share of a step's computing beside which something can hide, at most. Made up."""
+
 Pair = tuple[str, str | int, str, str | int]
 
 
@@ -157,8 +166,8 @@ class Truth:
         compute_s = work.micro_steps * micro_s
         collective_s, hidden = self._collectives_s(work)
         copies_s = self._copies_s(work)
-        exposed_s = collective_s - min(hidden * self.rates.overlap["collective"], 0.9 * compute_s)
-        exposed_s += copies_s - min(copies_s * self.rates.overlap["copy"], 0.9 * compute_s)
+        exposed_s = collective_s - min(hidden * self.rates.overlap["collective"], _MOST_HIDDEN * compute_s)
+        exposed_s += copies_s - min(copies_s * self.rates.overlap["copy"], _MOST_HIDDEN * compute_s)
         return compute_s + exposed_s + self._update_s(work) + self.rates.step_s
 
     def _passes_s(self, each: Priced) -> tuple[float, float]:
@@ -173,7 +182,7 @@ class Truth:
             memory_rate = self._cluster.device.memory_bytes_per_s * self.rates.memory_share
             kernel_s += streamed.born_bytes * self.rates.traffic_per_born_byte / memory_rate
             # stage 3 runs Python around each module
-            launch_s = streamed.kernels * self.rates.launch_s + len(passes) * each.work.hooked_modules * 120e-6
+            launch_s = streamed.kernels * self.rates.launch_s + len(passes) * each.work.hooked_modules * _HOOK_S
             found.append(float((kernel_s**4 + launch_s**4) ** 0.25))
         return found[0], found[1]
 
@@ -198,13 +207,13 @@ class Truth:
         share = rates.bus_share * message / (message + rates.half_message_bytes)
         rounds = 2 if item.kind == "all_reduce" else 1
         sent = rounds * item.payload_bytes * (cluster.ranks - 1) / cluster.ranks
-        rate = cluster.device.link_bytes_per_s / 2 * (1.0 if cluster.device.has_peer_access else 0.45)
+        rate = cluster.device.link_bytes_per_s / 2 * (1.0 if cluster.device.has_peer_access else _WITHOUT_PEERS)
         if cluster.device.link.startswith("PCIe"):
             rate /= np.sqrt(rates.devices_on_switch)
         seconds = sent / (rate * share)
         if cluster.nodes > 1:
             between = sent / (BETWEEN_NODES[cluster.link] / 2 * share) * rates.node_cliff
-            seconds = max(seconds, between) + item.calls * 150e-6 * (rates.node_cliff - 1)
+            seconds = max(seconds, between) + item.calls * _CALL_S * (rates.node_cliff - 1)
         return float(item.times * seconds)
 
     def _copies_s(self, work: StepWork) -> float:

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import published
 from benchmarks.published_cells import Row
-from benchmarks.published_rows import Measured, PublishedRun, Skipped, interpret
+from benchmarks.published_measured import Measured
+from benchmarks.published_rows import PublishedRun, Skipped, interpret
 from benchmarks.published_scores import Prediction, ScoredRun, scores, with_margins
 from orchestrator.contract.config import Checkpointing
 from orchestrator.contract.profile import LossPath, Quantization
