@@ -96,7 +96,7 @@ def _rejects(spec: SweepSpec, facts: Facts) -> bool:
 
 
 def build_gate(spec: SweepSpec, facts: Facts, forecaster: Forecaster | None) -> ForecastGate | None:
-    """The gate that keeps trials from being launched that surely do not fit.
+    """The gate that keeps trials from being launched that are predicted not to fit.
 
     None without predictions, where nothing bounds the trials, and where the spec never rejects.
     """

@@ -1,6 +1,7 @@
-"""Simulated landscapes: what they share with the prediction, and what they do not."""
+"""Landscapes: their files; and of simulated ones what they share with the prediction, and what they do not."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from predict.profiles import decoder
 from benchmarks.landscapes.clusters import CLUSTERS, Cluster, configurations
 from benchmarks.landscapes.priors import Priced, price_one
 from benchmarks.landscapes.simulate import simulate
-from benchmarks.landscapes.table import landscape
+from benchmarks.landscapes.table import landscape, read_landscape, write_landscape
 from benchmarks.landscapes.truth import MEMORY_BIAS, THRASH_FROM, Truth
 from orchestrator.spec.catalog import known
 from orchestrator.spec.hardware import BETWEEN_NODES
@@ -98,3 +99,18 @@ def test_a_trap_is_two_settings_of_the_predictions_favourite(priced: list[Priced
         for each, is_caught in zip(priced, caught, strict=True)
         if is_caught
     )
+
+
+def test_a_table_survives_its_file(tmp_path: Path) -> None:
+    rows = [
+        {"micro_batch": size, "offload": "none", "feasible": int(size < 3), "oom_kind": "" if size < 3 else "gpu",
+         "tokens_per_s": 10.0 * size if size < 3 else None, "peak_gib": 1.0 if size < 3 else None, "host_gib": None,
+         "prior_tokens_per_s": 9.0, "prior_peak_gib": 2.0, "prior_host_gib": 3.0}
+        for size in (1, 2, 4)
+    ]  # fmt: skip
+    facts = {"name": "t", "knobs": ["micro_batch", "offload"], "mem_limit_gib": 2, "host_limit_gib": 4, "noise": 0.01}
+    found = read_landscape(write_landscape(tmp_path, facts, rows))
+    assert found.candidates[2] == {"micro_batch": 4, "offload": "none"}
+    assert found.best == 20.0
+    assert np.isnan(found.peak_gib[2])
+    assert found.oom_kinds == ("", "", "gpu")

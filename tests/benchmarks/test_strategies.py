@@ -114,9 +114,14 @@ def test_binary_search_finds_the_largest_micro_batch_of_each_stage_that_it_draws
 
 
 def test_random_search_of_dsat_starts_again_above_the_best_of_a_stage() -> None:
-    _, launched = watch("dsat_random", table(), budget=64)
-    assert launched[0]["zero_stage"] in (1, 2, 3)
-    assert any(each["ok"] for each in launched)
+    land = table(speed=lambda stage, size, bucket: tokens_per_s(stage, size, BUCKETS[1]))
+    _, launched = watch("dsat_random", land, budget=64)
+    largest = {1: 0, 2: 0, 3: 0}
+    for each in launched:
+        assert each["micro_batch"] > largest[each["zero_stage"]]
+        if each["ok"]:
+            largest[each["zero_stage"]] = each["micro_batch"]
+    assert min(largest.values()) > 0
 
 
 def test_asha_gives_lineages_that_do_well_more_trials() -> None:
@@ -295,21 +300,6 @@ def test_measured_and_simulated_tables_are_pooled_apart() -> None:
     found = report({"grid": {"m": [run], "small": [run, run]}}, kinds)
     assert found["pooled"]["measured"]["grid"]["searches"] == 1
     assert found["pooled"]["simulated"]["grid"]["searches"] == 2
-
-
-def test_a_table_survives_its_file(tmp_path: Path) -> None:
-    rows = [
-        {"micro_batch": size, "offload": "none", "feasible": int(size < 3), "oom_kind": "" if size < 3 else "gpu",
-         "tokens_per_s": 10.0 * size if size < 3 else None, "peak_gib": 1.0 if size < 3 else None, "host_gib": None,
-         "prior_tokens_per_s": 9.0, "prior_peak_gib": 2.0, "prior_host_gib": 3.0}
-        for size in (1, 2, 4)
-    ]  # fmt: skip
-    facts = {"name": "t", "knobs": ["micro_batch", "offload"], "mem_limit_gib": 2, "host_limit_gib": 4, "noise": 0.01}
-    found = read_landscape(write_landscape(tmp_path, facts, rows))
-    assert found.candidates[2] == {"micro_batch": 4, "offload": "none"}
-    assert found.best == 20.0
-    assert np.isnan(found.peak_gib[2])
-    assert found.oom_kinds == ("", "", "gpu")
 
 
 def test_the_page_has_every_table(tmp_path: Path) -> None:
