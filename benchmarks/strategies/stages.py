@@ -45,11 +45,6 @@ class Stages:
     is_half: bool
     is_fp16: bool
 
-    @property
-    def default_buckets(self) -> tuple[int, ...]:
-        """The default alone."""
-        return (self.default_bucket,)
-
     def row(self, stage: int, micro_batch: int, bucket: int) -> int:
         """The candidate with the largest micro-batch of the table that is not above `micro_batch`."""
         size = max((each for each in self.micro_batches if each <= micro_batch), default=self.micro_batches[0])

@@ -150,10 +150,6 @@ class Guided:
             chosen = int(np.argmax(np.where(probes, np.exp(speed.mean) * fits**power, -1.0)))
         return Suggestion(chosen, gain, float(fits[chosen]), self.leading_speed(observations) is not None)
 
-    def believed_speed(self, observations: Sequence[Observation]) -> Belief:
-        """Log tokens/s of every candidate, after the observations."""
-        return self._speed(observations, ())
-
     def leading_speed(self, observations: Sequence[Observation]) -> Floats | None:
         """The predicted log tokens/s that it starts from; None without, and once trials show that they are no guide."""
         predicted = self.prediction.log_speed
