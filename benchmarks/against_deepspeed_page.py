@@ -4,9 +4,9 @@ import statistics
 from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
-from scipy.stats import t as student_t
 
 from benchmarks.autotuner_run import AutotunerResult, Experiment
+from benchmarks.paired import mean_interval
 
 WALL_TARGET = 1 / 10
 THROUGHPUT_TARGET = 1.0
@@ -74,10 +74,8 @@ def ratio(pairs: tuple[Pair, ...]) -> Ratio | None:
     if len(both) < 2:
         return None
     ratios = [brimful / autotuner for autotuner, brimful in both]
-    mean = statistics.mean(ratios)
-    half = statistics.stdev(ratios) / len(ratios) ** 0.5 * float(student_t.ppf(0.975, len(ratios) - 1))
     medians = [statistics.median(side) for side in zip(*both, strict=True)]
-    return Ratio(mean, mean - half, mean + half, medians[1] / medians[0])
+    return Ratio(*mean_interval(ratios), medians[1] / medians[0])
 
 
 @dataclass(frozen=True)

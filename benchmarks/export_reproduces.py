@@ -16,8 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scipy.stats import t as student_t
-
+from benchmarks.paired import mean_interval
 from orchestrator.contract.config import MeasureSettings
 from orchestrator.contract.handoff import AttemptFiles, write_atomic
 from orchestrator.contract.outcome import Ok, OverLimit
@@ -71,16 +70,15 @@ def export(name: str, home: Path, folder: Path) -> None:
 def verdict(pairs: list[tuple[dict[str, float], dict[str, float]]], metric: str) -> dict[str, float]:
     """Medians of both sides, their ratio, and the 95 % interval of the mean ratio over pairs."""
     ratios = [after[metric] / before[metric] for before, after in pairs]
-    spread = statistics.stdev(ratios) / len(ratios) ** 0.5 * float(student_t.ppf(0.975, len(ratios) - 1))
     trial = statistics.median(before[metric] for before, _ in pairs)
     script = statistics.median(after[metric] for _, after in pairs)
-    mean = statistics.mean(ratios)
+    _, low, high = mean_interval(ratios)
     return {
         "trial_median": trial,
         "export_median": script,
         "ratio_of_medians": round(script / trial, 4),
-        "ratio_low": round(mean - spread, 4),
-        "ratio_high": round(mean + spread, 4),
+        "ratio_low": round(low, 4),
+        "ratio_high": round(high, 4),
     }
 
 
