@@ -59,7 +59,8 @@ def test_only_what_is_nearest_to_fitting_is_rejected_one_by_one(tmp_path: Path) 
     least = min(forecaster.forecast(each.config, replays=False).needed_bytes for each in gone)
     assert all(forecaster.forecast(each.config, replays=False).needed_bytes <= least for each in space.candidates)
 
-    of = SEARCHED.model_copy(update={"budget": BudgetSection(trials=2), "confirm": ConfirmSection(repeats=0)})
+    measure = SEARCHED.measure.model_copy(update={"confirm": ConfirmSection(repeats=0)})
+    of = SEARCHED.model_copy(update={"budget": BudgetSection(trials=2), "measure": measure})
     assert of.search is not None
     ledger = new_ledger(tmp_path, of)
     ledger.write_sweep(ledger.read_sweep().model_copy(update={"left_out": {"reduce_buckets in backward": 800}}))
