@@ -23,6 +23,7 @@ predicted and weighed anew for each trial."""
 DRAWN_POINTS = 600
 """How many are drawn then, unless the budget allows a quarter as many trials or more."""
 DRAWN_FOR_A_TRIAL = 4
+"""How many are drawn for each trial of a larger budget, so that the search has a choice to the end."""
 
 
 @dataclass(frozen=True)
