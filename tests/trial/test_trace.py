@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.contract.config import ModelSource
 from orchestrator.contract.profile import Mark, Place, Point, Profile, TraceRequest, read_profile
 from orchestrator.predict.job import Job
 from orchestrator.predict.memory import bill
 from orchestrator.predict.overhead import CPU
-from orchestrator.trial.trace.build import build
+from orchestrator.trial.trace.build import QuantisedLinear, build
 from orchestrator.trial.trace.profile import make_profile
 from orchestrator.trial.trace.recorder import Recorder, Recording
 from orchestrator.trial.trace.step import record_step, weights_of
@@ -52,6 +53,14 @@ def request(config: dict[str, Any] = LLAMA, **structure: Any) -> TraceRequest:
 def peak_bytes(sizes: np.ndarray, events: np.ndarray) -> int:
     changes = np.sign(events) * sizes[np.abs(events) - 1]
     return int(np.cumsum(changes).max())
+
+
+class CountedClones(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
 
 
 def direct(of: TraceRequest, point: Point) -> Recording:
@@ -158,6 +167,21 @@ def test_quantised_weights_count_their_scales() -> None:
     made = make_profile(request(adapter=ADAPTER, quantization="nf4_double"))
     bits = {round(parameter.bytes_per_element * 8, 3) for parameter in made.parameters}
     assert bits == {4.127, 16, 32}
+
+
+def test_only_adapted_layers_in_4_bits_copy_their_result() -> None:
+    """peft adds to a copy; a layer that it left alone is bitsandbytes' own. Each copy is traffic."""
+    adapter = {**ADAPTER, "target_modules": ["q_proj", "v_proj"]}
+    model = build(request(adapter=adapter, quantization="nf4"), lora_rank=4)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantisedLinear)}
+    copies = set()
+    for name, layer in layers.items():
+        with CountedClones() as clones:
+            layer(torch.empty(1, 32, layer.in_features, dtype=layer.weight.dtype, device="meta"))
+        if clones.count:
+            copies.add(name.split(".")[-2])
+    assert len(layers) == 3 * 7
+    assert copies == {"q_proj", "v_proj"}
 
 
 def test_gradients_become_whole_from_the_last_layer_to_the_first() -> None:

@@ -98,6 +98,10 @@ def _adapted(model: PreTrainedModel, request: TraceRequest, lora_rank: int) -> n
         wrapped = get_peft_model(model, config_class(**arguments))
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         raise Unusable("adapter", f"peft cannot adapt the model: {str(error).splitlines()[0]}") from error
+    for module in wrapped.modules():
+        base = getattr(module, "base_layer", None)
+        if isinstance(base, QuantisedLinear):
+            base.is_adapted = True
     if request.adapter_dtype is not None:
         for parameter in wrapped.parameters():
             if parameter.requires_grad:
@@ -133,13 +137,14 @@ class QuantisedLinear(nn.Linear):
 
     bits: float
     is_dequantised: bool
+    is_adapted: bool = False
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         # the product is in the type that the model was loaded in, the result in that of the input
         product = _Product.apply(input.to(self.weight.dtype), self.weight, self.bias, self.is_dequantised)
         result: torch.Tensor = product.to(input.dtype)
-        # peft's quantised layers add the adapter to a copy of the result
-        return result.clone() if self.is_dequantised else result
+        # peft's 4-bit layers add the adapter to a copy of the result (`tuners/lora/bnb.py`)
+        return result.clone() if self.is_dequantised and self.is_adapted else result
 
 
 class _Product(torch.autograd.Function):
