@@ -18,7 +18,7 @@ from orchestrator.cli.reading import remaining_s, total_trials
 from orchestrator.contract.outcome import INTERRUPTED_KINDS, Ok, OverLimit, Rejected
 from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
-from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.contract.units import format_bytes, format_duration, format_rate
 from orchestrator.report.rows import TrialRow, describe
 from orchestrator.report.summary import OOM_KINDS, Summary, summarize
 from orchestrator.search.reported import confirmed_runs
@@ -105,6 +105,8 @@ class LineView:
 
     def _tell_confirmation(self, trial: TrialRecord, summary: Summary) -> None:
         if trial.running is not None:
+            if sum(len(each.confirmations) for each in self._progress.trials.values()) == 1:
+                self._output.say("The search is over. The best run again, one at a time, before a winner is declared.")
             self._output.say(f"{confirming_text(trial, summary)}.")
             return
         last = trial.confirmations[-1]
@@ -112,9 +114,9 @@ class LineView:
             return
         text = describe(last.outcome)
         if isinstance(last.outcome, Ok | OverLimit):
-            text += f", {last.outcome.measurement.tokens_per_second:,.4g} tokens/s"
+            text += f", {format_rate(last.outcome.measurement.tokens_per_second)} tokens/s"
         found = trial.measurement.tokens_per_second if trial.measurement is not None else 0.0
-        self._output.say(f"confirming trial {trial.trial} {trial.label}: {text} ({found:,.4g} in the search)")
+        self._output.say(f"confirming trial {trial.trial} {trial.label}: {text} ({format_rate(found)} in the search)")
 
     def _tell_rejected(self, label: str, outcome: Rejected) -> None:
         """The first ones, then now and then: there may be thousands."""
@@ -143,7 +145,9 @@ def result_text(row: TrialRow) -> str:
     """What became of the trial, with its speed and peak when it ran."""
     if row.tokens_per_second is None:
         return row.summary
-    return f"{row.summary}, {row.tokens_per_second:,.4g} tokens/s, peak {format_bytes(row.peak_memory_bytes or 0)}"
+    return (
+        f"{row.summary}, {format_rate(row.tokens_per_second)} tokens/s, peak {format_bytes(row.peak_memory_bytes or 0)}"
+    )
 
 
 class LiveView:

@@ -2,7 +2,7 @@
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.plan_document import Plan, PlanCandidate
-from orchestrator.contract.units import format_bytes, format_duration, format_money
+from orchestrator.contract.units import format_bytes, format_duration, format_money, format_rate
 from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
@@ -90,7 +90,7 @@ def _row(each: PlanCandidate, currency: str | None) -> tuple[str, ...]:
     return (
         f"{each.candidate} b" if each.is_baseline else each.candidate,
         each.label,
-        f"{speed:,.4g}" if speed is not None else NOTHING,
+        format_rate(speed) if speed is not None else NOTHING,
         _training(predicted.training if predicted else None, currency),
         odds(chance) if chance is not None else NOTHING,
         format_bytes(predicted.needed_bytes) if predicted else NOTHING,

@@ -14,7 +14,7 @@ from orchestrator.contract.errors import EXIT_NOTHING_FITS, EXIT_OK, StateError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model
 from orchestrator.contract.record import SweepState
-from orchestrator.contract.units import format_bytes, format_duration
+from orchestrator.contract.units import format_bytes, format_duration, format_rate
 from orchestrator.report.cost import cost_headline
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary, summarize
@@ -166,7 +166,7 @@ def status_line(row: StatusRow) -> str:
     parts += ["confirming the best"] if row.confirming else []
     if row.best_trial is not None:
         gain = f" ({row.baseline_speedup:.2f}x baseline)" if row.baseline_speedup is not None else ""
-        parts.append(f"best {row.best_tokens_per_second or 0:,.4g} tokens/s in trial {row.best_trial}{gain}")
+        parts.append(f"best {format_rate(row.best_tokens_per_second or 0)} tokens/s in trial {row.best_trial}{gain}")
     parts.append(f"{format_duration(row.elapsed_s)} so far" if row.state is SweepState.RUNNING else f"{row.reason}")
     if row.remaining_s is not None:
         parts.append(f"about {format_duration(row.remaining_s)} left")
@@ -183,7 +183,7 @@ def _status_table(rows: list[StatusRow]) -> Table:
             str(row.fit),
             str(row.out_of_memory),
             str(row.other),
-            f"{row.best_tokens_per_second:,.4g}" if row.best_tokens_per_second is not None else NOTHING,
+            format_rate(row.best_tokens_per_second) if row.best_tokens_per_second is not None else NOTHING,
             f"{row.baseline_speedup:.2f}x" if row.baseline_speedup is not None else NOTHING,
             format_duration(row.remaining_s) if row.remaining_s is not None else NOTHING,
         )
@@ -209,7 +209,7 @@ def trials_table(summary: Summary) -> Table:
             row.label,
             row.state,
             row.summary or NOTHING,
-            f"{row.tokens_per_second:,.4g}" if row.tokens_per_second is not None else NOTHING,
+            format_rate(row.tokens_per_second) if row.tokens_per_second is not None else NOTHING,
             str(row.confirmation_runs) if row.confirmation_runs else NOTHING,
             format_bytes(row.peak_memory_bytes) if row.peak_memory_bytes is not None else NOTHING,
             format_bytes(row.limit_bytes) if row.limit_bytes is not None else NOTHING,
@@ -241,9 +241,10 @@ def show_best(name: str, home: Path, as_json: bool) -> int:
 
 def _details(row: TrialRow) -> RichTable:
     table = RichTable(box=None, pad_edge=False, show_header=False)
+    ends = (row.tokens_per_second_low or 0, row.tokens_per_second_high or 0)
     knobs = {knob: value for knob, value in row.config.items() if value is not None}
     facts = {
-        "tokens/s, 95 %": f"{row.tokens_per_second_low or 0:,.4g} to {row.tokens_per_second_high or 0:,.4g}",
+        "tokens/s, 95 %": " to ".join(map(format_rate, ends)),
         "confirmed by": f"{row.confirmation_runs} runs" if row.confirmation_runs else "none: as the search found it",
         "peak memory": format_bytes(row.peak_memory_bytes or 0),
         "limit": format_bytes(row.limit_bytes) if row.limit_bytes is not None else "none",

@@ -1,4 +1,4 @@
-"""Sizes and durations: parsing what people write, printing what people read."""
+"""Sizes, durations, rates and sums: parsing what people write, printing what people read."""
 
 import re
 
@@ -56,3 +56,8 @@ def format_money(amount: float, currency: str) -> str:
 def format_hours(device_hours: float) -> str:
     """`device_hours` with two digits at least: `1,240`, `12.3`, `0.0042`."""
     return f"{device_hours:,.0f}" if abs(device_hours) >= 100 else f"{device_hours:.3g}"
+
+
+def format_rate(per_second: float) -> str:
+    """`per_second` with four digits at least and never as a power of ten: `12,345`, `987.6`, `0.25`."""
+    return f"{per_second:,.0f}" if abs(per_second) >= 1000 else f"{per_second:.4g}"

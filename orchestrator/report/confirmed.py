@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from orchestrator.contract.record import SweepState
+from orchestrator.contract.units import format_rate
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary
 from orchestrator.search.ranking import TIE
@@ -23,9 +24,17 @@ def confirm_headline(summary: Summary) -> Iterable[str]:
         times = "once" if best.confirmation_runs == 1 else f"{best.confirmation_runs} times"
         yield (
             f"Confirmed: measured {times} again after the search, which had found "
-            f"{best.search_tokens_per_second or 0:,.4g} tokens/s."
+            f"{format_rate(best.search_tokens_per_second or 0)} tokens/s."
         )
-    elif best is not None and summary.sweep.state is SweepState.FINISHED and summary.is_speed_first:
+        if summary.sweep.state in (SweepState.STOPPED, SweepState.INTERRUPTED):
+            yield "The confirmation has not come to its end; `brimful resume` goes on with it."
+        baseline = summary.baseline
+        if baseline is not None and baseline.tokens_per_second is not None and not baseline.confirmation_runs:
+            yield (
+                "The baseline was not measured again: the gain is against its tokens/s in the search, where trials may"
+                " have run side by side."
+            )
+    elif best is not None and summary.sweep.state is not SweepState.RUNNING and summary.is_speed_first:
         yield "Not confirmed: its tokens/s are the search's, and the highest of many is likely a little too high."
     if best is not None and best.not_distinguishable:
         tie = "" if len(summary.objectives) > 1 else f"; within {TIE * 100:.0f} % the larger headroom wins"
@@ -62,7 +71,7 @@ def confirm_cells(row: TrialRow) -> tuple[str | None, str | None]:
     """How often the trial was measured again, and the search's tokens/s."""
     if not row.confirmation_runs or row.search_tokens_per_second is None:
         return None, None
-    return str(row.confirmation_runs), f"{row.search_tokens_per_second:,.4g}"
+    return str(row.confirmation_runs), format_rate(row.search_tokens_per_second)
 
 
 def trials(numbers: tuple[int, ...]) -> str:

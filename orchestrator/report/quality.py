@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from orchestrator.contract.units import format_rate
 from orchestrator.report.rows import TrialRow
 from orchestrator.report.summary import Summary
 
@@ -31,8 +32,8 @@ def loss_headline(summary: Summary) -> Iterable[str]:
         trials = "1 trial fits but cannot win" if len(barred) == 1 else f"{len(barred)} trials fit but cannot win"
         yield (
             f"{trials}: limits.eval_loss_within allows {_percent(within)} above the baseline's eval loss; the fastest"
-            f" of them is trial {fastest.trial} ({fastest.label}), {fastest.tokens_per_second or 0:,.4g} tokens/s:"
-            f" {fastest.cannot_win}."
+            f" of them is trial {fastest.trial} ({fastest.label}),"
+            f" {format_rate(fastest.tokens_per_second or 0)} tokens/s: {fastest.cannot_win}."
         )
     if summary.loss_warning:
         yield summary.loss_warning

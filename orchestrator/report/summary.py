@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepRecord, TrialRecord
+from orchestrator.contract.units import format_rate
 from orchestrator.report.rows import TrialRow, trial_row
 from orchestrator.search import ranking
 from orchestrator.search.cost import Price, SweepCost, price_of, sweep_cost
@@ -99,11 +100,11 @@ class Summary:
             return f"{self.fit} of {len(self.ended)} fit, but none of them may win: {self.ranked[0].cannot_win}."
         if self.best is None:
             return f"0 of {len(self.ended)} fit." if self.ended else "No trial has ended yet."
-        speed = f"trial {self.best.trial} ({self.best.label}): {self.best.tokens_per_second or 0:,.4g} tokens/s"
+        speed = f"trial {self.best.trial} ({self.best.label}): {format_rate(self.best.tokens_per_second or 0)} tokens/s"
         if self.best.baseline_speedup is None:
             return f"{speed}."
         if self.best.is_baseline:
-            return f"{speed}; the baseline itself is the fastest."
+            return f"{speed}; the baseline itself is the best."
         return f"{speed}, {self.best.baseline_speedup:.2f}x the baseline."
 
     @property

@@ -1,6 +1,7 @@
 """Turns pydantic's errors into a sentence that says what is wrong and how to mend it."""
 
 import json
+import re
 from typing import Any
 
 from pydantic import JsonValue
@@ -23,6 +24,7 @@ _WANTED = {
     "model_attributes_type": "a mapping of keys to values",
     "finite_number": "a finite number",
 }
+_THOUSANDS = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
 _BOUNDS = {
     "greater_than": ("greater than", "gt"),
     "greater_than_equal": ("at least", "ge"),
@@ -68,11 +70,23 @@ def _written(kind: str, value: Any) -> str:
         return f"the word {value!r}"
     if kind == "string_type" and isinstance(value, int | float):
         return f"{show(value)}; quote it: '{json.dumps(value)}'"
+    if kind.startswith(("int", "float")) and isinstance(value, str):
+        return show(value) + _as_number(value)
     if value is None:
         return "nothing; give a value or leave the key out"
     if isinstance(value, dict):
         return "a mapping"
     return "a list" if isinstance(value, list) else show(value)
+
+
+def _as_number(text: str) -> str:
+    """How a number with a unit of its own is written without it; empty for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([%kKmMgGbBtT])", text.strip())
+    if match is None:
+        return ""
+    if match[2] == "%":
+        return f"; write {float(match[1]) / 100:g}"
+    return f"; write {match[1]}e{_THOUSANDS[match[2].lower()]}"
 
 
 def _not_a_choice(value: JsonValue, expected: str) -> str:

@@ -24,7 +24,7 @@ def _duration(value: Any) -> Any:
 
 def _currency(value: Any) -> Any:
     if isinstance(value, str) and not re.fullmatch("[A-Z]{3}", value):
-        raise ValueError(f"{value!r} is not a currency; write its three letters, like USD or EUR")
+        raise ValueError(f"{value!r} is not a currency; write its three capital letters, like USD or EUR")
     return value
 
 

@@ -21,7 +21,10 @@ _EXAMPLES = {
     "learning_rate": "learning_rate: 1e-4",
     "train_tokens": "train_tokens: 20000, after which the loss on held-out rows is taken",
     "sequence_length": "sequence_length: 1024, in tokens",
+    "quality": "quality: {train_tokens: 20000, eval_rows: 32}, or leave it out",
+    "confirm": "confirm: {top: 3, repeats: 2}, or confirm: {top: 0} to measure nothing again",
 }
+_NO_MAPPING = {"model_type", "model_attributes_type", "dict_type"}
 
 
 def validate(model: type[Model], value: dict[str, JsonValue], places: Places, faults: list[Fault]) -> Model:
@@ -59,7 +62,8 @@ def _fault(error: ErrorDetails, places: Places, model: type[BaseModel]) -> Fault
         return places.key_fault(path, f"unknown key; {did_you_mean(str(path[-1]), _keys(model, path[:-1]))}")
     if path == ("version",):
         return places.fault(path, "must be 1; write version: 1")
-    return places.fault(path, explain(error))
+    example = _EXAMPLES.get(str(path[-1])) if path and error["type"] in _NO_MAPPING else None
+    return places.fault(path, explain(error) + (f"; write {example}" if example else ""))
 
 
 def _written_path(location: Path) -> Path:

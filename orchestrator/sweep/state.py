@@ -296,7 +296,7 @@ class SweepMachine:
         ended = self._trials_used_up() or self._time_used_up(now_s) or (self._held.reason if self._held else "")
         if not ended and not self._exhausted:
             ended = f"{self._time_used_up(now_s, kept_s=inf)}, the last of it kept for the confirmation"
-        reason = ended or f"space exhausted: all {self._tried} candidates were tried{self._left_out}"
+        reason = ended or f"space exhausted: {self._all_tried}"
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
 
     def _fastest(self) -> float | None:
@@ -311,9 +311,10 @@ class SweepMachine:
         return sum(not isinstance(record.outcome, Rejected) for record in self._records.values())
 
     @property
-    def _left_out(self) -> str:
+    def _all_tried(self) -> str:
         rejected = len(self._records) - self._tried + self._setting.left_out
-        return f" but {rejected} that are predicted not to fit" if rejected else ""
+        but = f" but {rejected} that are predicted not to fit" if rejected else ""
+        return f"all {self._tried + rejected} candidates were tried{but}"
 
     def _trials_used_up(self) -> str:
         """Says so when the budget forbids a trial that is not among the records; else empty."""

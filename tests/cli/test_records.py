@@ -13,7 +13,7 @@ from orchestrator.cli.reporting import show_report
 from orchestrator.cli.results import ResultFiles, conclude
 from orchestrator.contract.errors import UsageError
 from orchestrator.contract.outcome import Cancelled, Outcome
-from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
+from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.spec.sweep import LimitsSection, SearchSection, TrackingSection
 from orchestrator.sweep.ledger import Ledger
 
@@ -70,6 +70,22 @@ def test_a_resumed_sweep_counts_on_and_tells_no_end_of_what_was_cancelled(
     assert capsys.readouterr().err == ""
     view.trial_changed(record(1, ok()))
     assert capsys.readouterr().err.startswith("[2/4] trial 1 mb2: ok, ")
+
+
+def test_the_end_of_the_search_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = finished(tmp_path)
+    ledger.write_trial(record(1, ok()))
+    view = LineView(ledger, Output())
+    view.sweep_changed(ledger.read_sweep().model_copy(update={"candidates": 2, "state": SweepState.RUNNING}))
+    for trial in (0, 1):
+        before = record(trial, ok())
+        again = AttemptRecord(attempt=2, token=f"a{trial}", purpose=Purpose.CONFIRM, dispatched_s=2.0)
+        view.trial_changed(before.model_copy(update={"attempts": (*before.attempts, again)}))
+    assert capsys.readouterr().err.splitlines() == [
+        "The search is over. The best run again, one at a time, before a winner is declared.",
+        "Confirming the best: run 1 of 2 of trial 0 (mb1).",
+        "Confirming the best: run 1 of 2 of trial 1 (mb2).",
+    ]
 
 
 def test_a_baseline_without_a_loss_is_warned_of_as_soon_as_it_ends(

@@ -95,6 +95,31 @@ def test_an_unconfirmed_winner_is_said_to_be_one(sweep: SweepRecord) -> None:
     assert "Not confirmed" not in render_markdown(summarize(running, trials, None))
 
 
+@pytest.mark.parametrize("state", [SweepState.STOPPED, SweepState.INTERRUPTED])
+def test_a_sweep_that_was_stopped_says_what_is_not_confirmed(sweep: SweepRecord, state: SweepState) -> None:
+    stopped, trials = sweep.model_copy(update={"state": state}), make_trials()
+    assert "Not confirmed: its tokens/s are the search's" in render_markdown(summarize(stopped, trials, None))
+    trials[2] = again(trials[2], run_at(1500.0))
+    assert "The confirmation has not come to its end" in render_markdown(summarize(stopped, trials, None))
+    assert "has not come to its end" not in render_markdown(summarize(sweep, trials, None))
+
+
+def test_a_gain_over_a_baseline_that_was_not_measured_again_is_told_as_such(confirmed: Summary) -> None:
+    assert "The baseline was not measured again: the gain is against its" in render_markdown(confirmed)
+    trials = make_trials()
+    trials[0] = again(trials[0], run_at(1000.0), run_at(1004.0))
+    trials[2] = again(trials[2], run_at(1500.0), run_at(1504.0))
+    assert "baseline was not measured again" not in render_markdown(summarize(confirmed.sweep, trials, None))
+
+
+def test_a_baseline_that_wins_is_the_best_whatever_counts(sweep: SweepRecord) -> None:
+    spec = {**sweep.spec, "objective": [{"metric": "peak_memory_bytes", "goal": "minimize"}]}
+    baseline = trial(0, "full z0 mb1", run_at(12_345.6, 300 * MIB), is_baseline=True)
+    faster = trial(1, "full z0 mb4", run_at(20_000.0))
+    summary = summarize(sweep.model_copy(update={"spec": spec}), [baseline, faster], None)
+    assert summary.winner_text == "trial 0 (full z0 mb1): 12,346 tokens/s; the baseline itself is the best."
+
+
 def test_a_running_confirmation_leaves_the_trial_ended(sweep: SweepRecord) -> None:
     trials = make_trials()
     trials[2] = again(trials[2], run_at(1500.0), None)

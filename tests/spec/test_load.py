@@ -101,6 +101,10 @@ SECTIONS = [
     ("measure: {quality: {}}", "measure.quality.train_tokens: is missing; add train_tokens: 20000, after"),
     ("measure: {quality: {train_tokens: 9, eval_row: 2}}", "unknown key; did you mean eval_rows?"),
     ("measure: {quality: {train_tokens: 1.5}}", "measure.quality.train_tokens: must be a whole number, not 1.5"),
+    ("measure: {quality: {train_tokens: 20k}}", "train_tokens: must be a whole number, not '20k'; write 20e3"),
+    ("measure: {quality: true}", "must be a mapping of keys to values, not true; write quality: {train_tokens: 20000"),
+    ("measure: {confirm: none}", "measure.confirm: must be a mapping of keys to values, not 'none'; write confirm: {"),
+    ("limits: {eval_loss_within: 2.5%}", "eval_loss_within: must be a number, not '2.5%'; write 0.025"),
     ("measure: {quality: {train_tokens: 9, eval_rows: 0}}", "measure.quality.eval_rows: must be at least 1, not 0"),
     ("measure: {quality: {train_tokens: 9}}\nlimits: {eval_loss_within: 2}", "must be at most 1, not 2"),
     (
@@ -115,7 +119,10 @@ SECTIONS = [
     ("resources: {price_per_device_hour: 0}", "resources.price_per_device_hour: must be greater than 0, not 0"),
     ("resources: {price_per_device_hour: my.yaml}", "no cluster profile 'my.yaml'; write a number, or the path of a"),
     ("resources: {price_per_device_hour: rows.jsonl}", "is no cluster profile: "),
-    ("resources: {price_per_device_hour: 1, currency: $}", "'$' is not a currency; write its three letters, like USD"),
+    (
+        "resources: {price_per_device_hour: 1, currency: $}",
+        "'$' is not a currency; write its three capital letters, like USD",
+    ),
     ("serach: {}", "serach: unknown section; did you mean search?"),
     ("search: {zero_stage: [1]}", "search: this key stands already in line 9; keep one of the two"),
     ("tracking: {enabled: on}", "must be true or false, not the word 'on'"),

@@ -344,7 +344,7 @@ def test_what_the_gate_rejects_is_recorded_and_told_but_neither_launched_nor_pai
 
     again, _ = run(tmp_path, FakePool(note), budget=BudgetSection(trials=3), gate=RejectsAbove(2))
     assert launched == [2, 1]
-    assert again.reason == "space exhausted: all 2 candidates were tried but 4 that are predicted not to fit"
+    assert again.reason == "space exhausted: all 6 candidates were tried but 4 that are predicted not to fit"
 
 
 def test_a_sweep_that_rejects_everything_finds_nothing_that_fits(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from orchestrator.contract.errors import UsageError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import SweepRecord, TrialRecord
-from orchestrator.contract.units import format_bytes
+from orchestrator.contract.units import format_bytes, format_rate
 from orchestrator.search.reported import Reported, reported
 
 
@@ -53,8 +53,9 @@ class MeasuredTrial:
         return [
             f"Exported by brimful {self.versions.get('brimful', '')}: sweep {self.sweep.name} ({self.sweep.sweep_id}),"
             f" trial {self.record.trial} ({self.record.label}), candidate {self.record.candidate}.",
-            f"Measured {figures.tokens_per_second:,.4g} tokens/s without padding"
-            f" (95 % interval {figures.tokens_per_second_low:,.4g} to {figures.tokens_per_second_high:,.4g}{again})"
+            f"Measured {format_rate(figures.tokens_per_second)} tokens/s without padding"
+            f" (95 % interval {format_rate(figures.tokens_per_second_low)} to"
+            f" {format_rate(figures.tokens_per_second_high)}{again})"
             f" and a peak of {format_bytes(figures.peak_memory_bytes)}{limit} per rank"
             f" on {config.world_size} x {measurement.device_name}.",
             *self._eval_loss(),
