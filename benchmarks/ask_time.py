@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.arguments import positive
 from orchestrator.search.guided import Guided, Limits, Observation, Prediction
 from orchestrator.search.residuals import Axis
 
@@ -54,8 +55,8 @@ def answer_ms(of: Guided, seen: list[Observation]) -> tuple[float, float]:
 def main() -> None:
     """Print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--candidates", type=int, default=5000)
-    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--candidates", type=positive, default=5000)
+    parser.add_argument("--trials", type=positive, default=200)
     given = parser.parse_args()
     dice = np.random.default_rng(0)
     of = space(given.candidates, dice)

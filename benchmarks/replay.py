@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from benchmarks.landscapes.table import Landscape, UnreadableLandscape, landscape, read_landscape
 from benchmarks.record_landscape import landscape_of
 from benchmarks.strategies.__main__ import STRATEGIES
@@ -61,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recorded", metavar="SWEEP_FOLDER|TABLE.csv", type=Path)
     parser.add_argument("--strategy", nargs="+", default=["guided"], choices=list(STRATEGIES), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--budget", type=int, default=40)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seeds", type=positive, default=10)
+    parser.add_argument("--budget", type=positive, default=40)
+    parser.add_argument("--workers", type=positive, default=1)
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.add_argument("--cache", type=Path, default=Path(".brimful/cache"), help="folder of traces")
     chosen = parser.parse_args(arguments)

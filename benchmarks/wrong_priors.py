@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from benchmarks.arguments import positive
 from benchmarks.landscapes.table import Floats, Landscape, read_landscape
 from benchmarks.search_factory import Asked, guided_of
 from benchmarks.strategies.__main__ import print_table
@@ -110,18 +111,21 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=4, help="runs for each landscape and row")
-    parser.add_argument("--budget", type=int, default=40, help="launches")
+    parser.add_argument("--seeds", type=positive, default=4, help="runs for each landscape and row")
+    parser.add_argument("--budget", type=positive, default=40, help="launches")
     parser.add_argument("--only", nargs="*", help="rows whose names hold one of these words")
     given = parser.parse_args()
     landscapes = [read_landscape(path) for path in sorted(given.folder.glob("*.csv"))]
     if not landscapes:
         parser.error(f"{given.folder}: there is no landscape (NAME.csv with NAME.json) in it")
+    chosen = [name for name in KINDS if not given.only or any(word in name for word in given.only)]
+    if not chosen:
+        parser.error(f"--only {' '.join(given.only)}: no row of this name; there are: {', '.join(KINDS)}")
     rows = {}
-    for name, (spoil, strategy) in KINDS.items():
-        if not given.only or any(word in name for word in given.only):
-            rows[name] = scores(searches(landscapes, spoil, given.seeds, given.budget, strategy))
-            print(f"{name}: done", file=sys.stderr, flush=True)
+    for name in chosen:
+        spoil, strategy = KINDS[name]
+        rows[name] = scores(searches(landscapes, spoil, given.seeds, given.budget, strategy))
+        print(f"{name}: done", file=sys.stderr, flush=True)
     title = f"{len(landscapes)} landscapes, {given.seeds} seeds"
     print_table(title, rows, given.budget, Console(width=180))
 

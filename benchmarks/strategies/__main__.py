@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.arguments import positive
 from benchmarks.landscapes.table import Landscape, UnreadableLandscape, read_landscape
 from benchmarks.strategies import deepspeed_autotuner, dsat, guided, optuna_samplers, plain
 from benchmarks.strategies.play import Factory, Run, Unplayable, play
@@ -126,9 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tables", type=Path, nargs="+", default=[TABLES], metavar="FOLDER|FILE.csv")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME", choices=list(STRATEGIES))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--budget", type=int, default=40)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seeds", type=positive, default=5)
+    parser.add_argument("--budget", type=positive, default=40)
+    parser.add_argument("--workers", type=positive, default=1)
     parser.add_argument("--reachable", action="store_true", help="only what DeepSpeed's autotuner can reach")
     parser.add_argument("--by-table", action="store_true", help="print a table for each landscape too")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")

@@ -2,17 +2,18 @@
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.plan_document import Plan, PlanCandidate
-from orchestrator.contract.units import format_bytes, format_duration, format_money, format_rate
+from orchestrator.contract.units import format_bytes, format_duration, format_hours, format_money, format_rate
 from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
 from orchestrator.search.cost import TrainingCost
-from orchestrator.spec.sweep import DOLLARS, BudgetSection
+from orchestrator.search.ranking import is_speed_alone
+from orchestrator.spec.sweep import DOLLARS, Sampler, SweepSpec
 
 SHOWN_CANDIDATES = 12
 
 
-def show_plan(plan: Plan, budget: BudgetSection, output: Output) -> None:
+def show_plan(plan: Plan, spec: SweepSpec, output: Output) -> None:
     """Print `plan` for people."""
     illegal = sum(plan.illegal.values())
     made_from = f"{plan.points} points: {plan.duplicates} duplicates, {illegal} illegal"
@@ -24,11 +25,7 @@ def show_plan(plan: Plan, budget: BudgetSection, output: Output) -> None:
         f"{data.longest_row_tokens} at most, {data.truncated_rows} cut short."
     )
     limit = "none" if plan.limit_bytes is None else format_bytes(plan.limit_bytes)
-    times = [f"{plan.trials} trials"]
-    times += [format_duration(budget.time)] if budget.time is not None else []
-    times += [f"{budget.device_hours:g} device-hours"] if budget.device_hours is not None else []
-    times += [format_money(budget.money, plan.currency or DOLLARS)] if budget.money is not None else []
-    output.show(f"Device: {plan.facts.device_name}. Memory limit per device: {limit}. Ends after {' or '.join(times)}.")
+    output.show(f"Device: {plan.facts.device_name}. Memory limit per device: {limit}. {_end(plan, spec)}")
     choices = "; ".join(f"{name}: {', '.join(values)}" for name, values in plan.choices.items())
     output.show(f"{'Default choices' if plan.is_default else 'Choices'}: {choices or 'none'}.")
     if plan.sizes:
@@ -45,6 +42,19 @@ def show_plan(plan: Plan, budget: BudgetSection, output: Output) -> None:
     output.show(terminal_table(_table(plan)))
 
 
+def _end(plan: Plan, spec: SweepSpec) -> str:
+    """When the sweep is over."""
+    budget = spec.budget
+    times = [f"{plan.trials} trials"]
+    times += [format_duration(budget.time)] if budget.time is not None else []
+    times += [f"{budget.device_hours:g} device-hours"] if budget.device_hours is not None else []
+    times += [format_money(budget.money, plan.currency or DOLLARS)] if budget.money is not None else []
+    search = spec.search
+    knows_gain = search is None or (search.sampler is Sampler.GUIDED and search.stop_below_gain > 0)
+    early = ", earlier once no candidate is worth its trial" if knows_gain and is_speed_alone(spec.objective) else ""
+    return f"Ends after {' or '.join(times)}{early}."
+
+
 def _predicted_lines(plan: Plan) -> list[str]:
     """What the predictions come to: rejected candidates with reasons, and the cost."""
     predicted = [each.predicted for each in plan.candidates if each.predicted is not None]
@@ -57,11 +67,11 @@ def _predicted_lines(plan: Plan) -> list[str]:
     if plan.preview is not None:
         cost = plan.preview
         beside = "one after another" if cost.lanes == 1 else f"{cost.lanes} side by side on this machine"
-        confirmed = f", and {cost.confirmations} runs that confirm the best" if cost.confirmations else ""
+        confirmed = f", and {cost.confirmations:,} runs that confirm the best" if cost.confirmations else ""
         money = f", {format_money(cost.money, plan.currency)}" if cost.money is not None and plan.currency else ""
         lines.append(
             f"Predicted cost: at most {cost.trials} trials of {format_duration(cost.trial_s)} on average, {beside}"
-            f"{confirmed}: about {format_duration(cost.wall_s)}, {cost.device_hours:.2g} device-hours{money}."
+            f"{confirmed}: about {format_duration(cost.wall_s)}, {format_hours(cost.device_hours)} device-hours{money}."
         )
     return lines
 

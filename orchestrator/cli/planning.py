@@ -72,7 +72,7 @@ def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_j
             forecasts = forecasts_of(space.candidates, forecaster)
     plan = make_plan(loaded, facts, space, forecasts)
     output.document(plan)
-    show_plan(plan, spec.budget, output)
+    show_plan(plan, spec, output)
 
 
 def forecasts_of(candidates: Sequence[Candidate], forecaster: Forecaster) -> dict[str, Forecast]:

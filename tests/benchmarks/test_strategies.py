@@ -347,3 +347,13 @@ def test_the_measured_landscape_has_the_real_outcomes_of_a_whole_space(capsys: p
     assert np.all(np.isfinite(land.prior["tokens_per_s"]) & (land.prior["peak_gib"] > 0))
     assert replay.main([str(TABLES / "cpu.csv"), "--strategy", "prior_order", "random", "--seeds", "2"]) == 0
     assert "cpu (measured): 360 configurations, 239 fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("--seeds", "0"), ("--budget", "-1"), ("--workers", "2.5")])
+def test_counts_of_a_benchmark_are_whole_and_above_zero(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for main, first in ((strategies_main, ()), (replay.main, (str(TABLES / "cpu.csv"),))):
+        with pytest.raises(SystemExit, match="2"):
+            main([*first, *words])
+        assert f"{words[0]}: must be a whole number of at least 1, not '{words[1]}'" in capsys.readouterr().err

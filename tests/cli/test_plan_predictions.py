@@ -91,5 +91,7 @@ def test_plan_prices_the_sweep_and_the_whole_training(
     assert small["training"]["money"] == pytest.approx(2.5 * small["training"]["device_hours"])
     shown = place.run("plan", "foretold.yaml", *words).stdout
     assert "whole training: 36,000,000 tokens" in shown
-    assert "or 1.00 USD" in shown
+    assert " trials or 1.00 USD. " in " ".join(shown.split()), "grid knows no gain"
+    guided = place.run("plan", "foretold.yaml", *words, "search.sampler=guided").stdout
+    assert " trials or 1.00 USD, earlier once no candidate is worth its trial. " in " ".join(guided.split())
     assert " USD." in next(line for line in shown.splitlines() if line.startswith("Predicted cost: at most 1 trials"))
