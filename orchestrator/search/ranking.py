@@ -92,7 +92,8 @@ def ranked(
 
     With one objective by its value; with several by Pareto front, and inside a front by the first objective. Equal
     ones go by the smaller memory peak, then by the earlier trial. Before that, trials that do not thrash come first
-    (see `reported.thrashes`), and among them those that were confirmed, since the others' figures are of the search.
+    (see `reported.thrashes`), and among them, where the highest tokens/s come first, those that were confirmed, since
+    the others' figures are of the search.
     With tokens/s alone a tie with the fastest (95 % intervals overlap, and at most TIE slower) goes to the larger
     headroom.
     """
@@ -179,16 +180,19 @@ def speedup(record: TrialRecord, baseline: TrialRecord) -> float | None:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A feasible trial with its reported figures. `costs`: lower is better, one an objective."""
+    """A feasible trial with its reported figures. `costs`: lower is better, one an objective. `awaits_confirmation`:
+    the best by this objective are measured again, and it was not."""
 
     costs: tuple[float, ...]
     record: TrialRecord
     figures: Reported
+    awaits_confirmation: bool
 
 
 def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> list[_Scored]:
     records = list(records)
     figures = reported(records)
+    confirms = is_speed_first(objectives)
     scored = []
     for record in records:
         if record.trial not in figures or not is_feasible(record):
@@ -198,13 +202,14 @@ def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> 
         if len(known) == len(values):
             goals = zip(objectives, known, strict=True)
             costs = tuple(-value if goal.goal == "maximize" else value for goal, value in goals)
-            scored.append(_Scored(costs, record, figures[record.trial]))
+            awaits = confirms and figures[record.trial].runs == 0
+            scored.append(_Scored(costs, record, figures[record.trial], awaits))
     return scored
 
 
 def _class(scored: _Scored) -> tuple[bool, bool]:
     """Trials that do not thrash before those that do, and confirmed ones before others."""
-    return thrashes(scored.record), scored.figures.runs == 0
+    return thrashes(scored.record), scored.awaits_confirmation
 
 
 def _order(scored: _Scored) -> tuple[bool, bool, float, int, int]:

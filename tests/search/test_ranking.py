@@ -2,7 +2,7 @@ import pytest
 from fakes import config, measurement, ok, oom, over_limit
 
 from orchestrator.contract.outcome import Outcome
-from orchestrator.contract.record import AttemptRecord, TrialRecord
+from orchestrator.contract.record import AttemptRecord, Purpose, TrialRecord
 from orchestrator.search import ranking
 from orchestrator.spec.sweep import Objective
 
@@ -37,6 +37,17 @@ def test_lower_is_better_when_the_goal_says_so() -> None:
     goal = (Objective(metric="peak_memory_bytes", goal="minimize"),)
     records = [trial(0, ok(10.0, 900)), trial(1, ok(1.0, 500))]
     assert numbers(ranking.ranked(goal, records)) == [1, 0]
+
+
+def test_confirmed_trials_come_first_only_where_the_best_are_confirmed() -> None:
+    """An extended sweep has confirmed trials of an earlier objective, and whatever is tried now is not confirmed."""
+    run = AttemptRecord(attempt=2, token="again", purpose=Purpose.CONFIRM, dispatched_s=2.0, outcome=ok(10.0, 900))
+    confirmed = trial(0, ok(11.0, 900))
+    confirmed = confirmed.model_copy(update={"attempts": (*confirmed.attempts, run)})
+    records = [confirmed, trial(1, ok(20.0, 500))]
+    assert numbers(ranking.ranked(SPEED, records)) == [0, 1]
+    assert numbers(ranking.ranked(SPEED_AND_PEAK[1:], records)) == [1, 0]
+    assert numbers(ranking.ranked(SPEED_AND_PEAK[::-1], records)) == [1, 0]
 
 
 def test_pareto_front_and_fronts_behind_it() -> None:
