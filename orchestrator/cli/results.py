@@ -85,6 +85,8 @@ def _next_command(summary: Summary, ledger: Ledger, exit_code: int) -> str:
     name, option = ledger.name, home_option(ledger.home)
     if summary.sweep.state is SweepState.STOPPED:
         return f"brimful resume {name}{option}"
+    if exit_code == EXIT_NOTHING_FITS and not summary.out_of_memory and not summary.not_launched:
+        return f"brimful trials {name}{option} shows what became of each trial; no memory was short"
     if exit_code == EXIT_NOTHING_FITS:
         return f"brimful report {name}{option} shows all misses; raise limits.device_memory or widen search, then --new"
     if summary.sweep.state is SweepState.FAILED:

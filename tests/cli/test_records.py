@@ -12,7 +12,7 @@ from orchestrator.cli.reading import show_best, show_status
 from orchestrator.cli.reporting import show_report
 from orchestrator.cli.results import ResultFiles, conclude
 from orchestrator.contract.errors import UsageError
-from orchestrator.contract.outcome import Cancelled, Outcome
+from orchestrator.contract.outcome import Cancelled, Diverged, Outcome, Phase
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.spec.sweep import LimitsSection, SearchSection, TrackingSection
 from orchestrator.sweep.ledger import Ledger
@@ -126,6 +126,26 @@ def test_what_comes_next_exists(
     ledger = finished(tmp_path, tracking=tracking)
     assert conclude(ledger, ResultFiles(tmp_path / "report.html", None), Output()) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"Next: {command} --home {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "advice"),
+    [
+        (Diverged(phase=Phase.FORWARD, step=1, evidence="loss is nan"), "brimful trials sweep"),
+        (oom(), "raise limits.device_memory or widen search"),
+    ],
+)
+def test_more_memory_is_advised_only_where_it_was_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: Outcome, advice: str
+) -> None:
+    ledger = new_ledger(tmp_path, spec())
+    ledger.write_trial(record(0, outcome))
+    ended = {"state": SweepState.FINISHED, "reason": "space exhausted", "exit_code": 3}
+    ledger.write_sweep(SweepRecord.model_validate({**dict(ledger.read_sweep()), **ended}))
+    assert conclude(ledger, ResultFiles(tmp_path / "report.html", None), Output()) == 3
+    following = capsys.readouterr().out.splitlines()[-1]
+    assert following.startswith("Next: brimful ")
+    assert advice in following
 
 
 @pytest.mark.parametrize("name", ["report.pdf", "report"])
