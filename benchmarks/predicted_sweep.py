@@ -88,6 +88,8 @@ def run_sweep(home: Path, trials: int) -> None:
     """Measure the quickstart's candidates."""
     overrides = [f"name={SWEEP}", f"limits.device_memory={ROOMY}", "search.sampler=random", "search.seed=1"]
     overrides += ["resources.max_concurrent_trials=1", "measure.min_steps=6", "measure.relative_precision=0.05"]
+    # every trial is measured whole, and once
+    overrides += ["measure.racing=false", "measure.confirm.top=0"]
     command = [sys.executable, "-m", "orchestrator.cli", "run", str(SPEC), *overrides, f"budget.trials={trials}"]
     subprocess.run([*command, "--home", str(home), "--no-tracking"], check=True, stdout=sys.stderr)
 
