@@ -28,7 +28,8 @@ _CONDITIONS = """\
   and `killall` that do nothing, first on the PATH, since after every experiment it has processes killed by pattern.
 - The size was chosen with this comparison in mind: the model is tiny and the list of micro-batches long. An experiment
   costs the autotuner its start, whatever the model, and its experiments grow with the list, Brimful's launches hardly;
-  with half the list its time is about half, and Brimful's is not. Long steps narrow the gap in the same way.
+  with half the list its time would be about half, and Brimful's would not. Long steps would narrow the gap in the
+  same way. That is reckoned: no other size was run to its end.
 - The script imports what DeepSpeed would import in its calls before the limit counts, as Brimful's trials do.
 - The script fills in the bucket sizes that a configuration leaves out (hidden size squared, as transformers' `auto`):
   the autotuner drops the user's own where it searches the micro-batch, and a bucket of DeepSpeed's default of 5e8

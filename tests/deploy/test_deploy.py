@@ -61,6 +61,8 @@ def test_compose_resolves_the_services(files: list[str], tmp_path: Path) -> None
 def test_ray_up_accepts_the_cluster() -> None:
     config = yaml.safe_load((ROOT / "clusters" / "ray-up" / "aws-2xp4d.yaml").read_text())
     validate_config(prepare_config(config))
+    with pytest.raises(jsonschema.ValidationError):
+        validate_config(prepare_config({**config, "max_workers": "two"}))
 
 
 STUB_SRUN = '#!/bin/sh\nshift\nexec "$@"\n'
