@@ -1,14 +1,23 @@
-"""Tiny real trials: a Llama of two layers on prepared rows."""
+"""Tiny real trials, the leak check around every test, and the figures that the tests state.
+
+A test names the faults that it injects (`@pytest.mark.fault("A1")`) and states figures by the `figure` fixture. With
+BRIMFUL_FAULTS_RECORD in the environment every test leaves one line of JSON in that file (`benchmarks.faults`).
+"""
 
 import json
+import os
+import shutil
+import tempfile
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from faults import leaks
 from orchestrator.contract.config import (
     DataSource,
     Knobs,
@@ -62,6 +71,66 @@ def write_rows(directory: Path) -> None:
         tokenizer="none",
     )
     (directory / "data.json").write_text(facts.model_dump_json())
+
+
+RECORD_VARIABLE = "BRIMFUL_FAULTS_RECORD"
+_FIGURES = pytest.StashKey[dict[str, str]]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_folder() -> Iterator[None]:
+    """A TMPDIR of its own marks every process of the session; a short path, for the sockets of Ray."""
+    folder = tempfile.mkdtemp(prefix="bfs", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(leaks.SESSION_VARIABLE, folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(session_folder: None) -> Iterator[None]:
+    """After a module, with its pools and clusters closed, no process of it is left."""
+    yield
+    leaks.await_gone(leaks.session_processes)
+
+
+@pytest.fixture(autouse=True)
+def no_rank_left(session_folder: None) -> Iterator[None]:
+    """After a test no process of a trial is left."""
+    yield
+    leaks.await_gone(leaks.ranks)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """State a measured figure: what it is, and its value with the unit."""
+    figures = request.node.stash.setdefault(_FIGURES, {})
+
+    def state(name: str, value: str) -> None:
+        figures[name] = value
+
+    return state
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> object:
+    report = yield
+    record = os.environ.get(RECORD_VARIABLE)
+    if record and (call.when == "call" or report.outcome != "passed"):
+        line = {
+            "test": item.nodeid,
+            "title": item.name,
+            "faults": [name for mark in item.iter_markers("fault") for name in mark.args],
+            "outcome": report.outcome,
+            "when": call.when,
+            "seconds": round(call.duration, 1),
+            "figures": item.stash.get(_FIGURES, {}),
+            "is_slow": item.get_closest_marker("slow") is not None,
+        }
+        with open(record, "a") as file:
+            file.write(json.dumps(line) + "\n")
+    return report
 
 
 @dataclass(frozen=True)
