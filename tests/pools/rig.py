@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,6 +57,7 @@ class RayRig:
         # unix socket names are limited to 107 bytes: a short path outside pytest's folders
         self.folder = Path(tempfile.mkdtemp(prefix="bf", dir="/tmp"))
         self.marker = uuid.uuid4().hex
+        self._children: set[psutil.Process] = set()
         self.address = f"127.0.0.1:{free_port()}"
         self._environment = {**os.environ, **health_checks, **(environment or {}), RIG_VARIABLE: self.marker}
 
@@ -78,7 +80,9 @@ class RayRig:
 
     def kill_node(self, node: str) -> None:
         """`kill -9` the node's raylet."""
-        for process in find_marked(NODE_VARIABLE, node):
+        marked = find_marked(NODE_VARIABLE, node)
+        self._remember_children(marked)
+        for process in marked:
             if process.name() == "raylet":
                 process.kill()
 
@@ -88,8 +92,19 @@ class RayRig:
 
     def close(self) -> None:
         """End every process of the rig."""
+        self._remember_children(self.processes())
         end_marked(RIG_VARIABLE, self.marker)
+        for child in self._children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(list(self._children), timeout=5)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _remember_children(self, processes: list[psutil.Process]) -> None:
+        """Ray's agents write their titles over their environment: they are known as children of their raylets alone."""
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                self._children.update(process.children(recursive=True))
 
     def _start(self, options: list[str], cpus: int) -> str:
         node = uuid.uuid4().hex
