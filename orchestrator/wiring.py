@@ -166,6 +166,9 @@ class Tracking(RunLog, Protocol):
     def attach(self, file: Path, folder: str | None = None) -> None:
         """Keep a copy of `file` with the sweep, under `folder`."""
 
+    def hurry(self) -> None:
+        """Make `close` short: somebody waits for the end."""
+
 
 def require_tracking(tracking: TrackingSection, warn: Callable[[str], None]) -> None:
     """Raise UsageError or TrackingRefusedError when results could never go where the spec says."""

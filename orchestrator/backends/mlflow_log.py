@@ -22,7 +22,7 @@ from orchestrator.sweep.ledger import Ledger
 SUMMARY_EVERY_S = 2.0
 """The sweep's own run is brought up to date at most this often while trials end."""
 RETRY_FIRST_S, RETRY_MOST_S = 1.0, 20.0
-CLOSE_S = 15.0
+CLOSE_S, HURRIED_CLOSE_S = 15.0, 3.0
 
 
 def store_uri(tracking: TrackingSection, home: Path) -> str:
@@ -93,6 +93,10 @@ class MlflowLog:
             self._owed.files.append((file, folder))
             self._owed.sweep = self._sweep
             self._changed.notify()
+
+    def hurry(self) -> None:
+        """Let `close` wait for a few seconds only: whoever stops the sweep waits for it."""
+        self._close_s = min(self._close_s, HURRIED_CLOSE_S)
 
     def close(self) -> None:
         """Give the projector a bounded time to finish, then say what is left and how to bring it in."""

@@ -12,7 +12,7 @@ from orchestrator.cli.existing import archive, require_admissible
 from orchestrator.cli.live import run_view
 from orchestrator.cli.output import Output
 from orchestrator.cli.results import ResultFiles, conclude, write_results
-from orchestrator.cli.signals import catching
+from orchestrator.cli.signals import catching, leaving_on_sigterm
 from orchestrator.contract.errors import SpecError, SweepExistsError, UsageError
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model, write_atomic
@@ -87,7 +87,7 @@ def resume_sweep(name: str, request: RunRequest) -> int:
 
 def _drive(order: Order, ledger: Ledger) -> int:
     spec, request, output = order.spec, order.request, order.output
-    with ledger.lock():
+    with leaving_on_sigterm(), ledger.lock():
         before = ledger.read_sweep() if ledger.exists() and not order.is_new else None
         if before is not None and _is_done(before, spec):
             output.say(f"Sweep {spec.name} is finished already; nothing runs. `brimful run --new` starts afresh.")
@@ -150,8 +150,12 @@ def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
             efficiency=wiring.efficiency_of(facts, view.remark),
             interrupt=interrupt,
         )
-        run_sweep(order.spec, ledger, services)
-        files = write_results(ledger)
+        try:
+            run_sweep(order.spec, ledger, services)
+            files = write_results(ledger)
+        finally:
+            if tracking is not None and interrupt.cause is not None:
+                tracking.hurry()
         if tracking is not None:
             for file, folder in files.attachments:
                 tracking.attach(file, folder)

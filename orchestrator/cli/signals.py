@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from orchestrator.contract.errors import EXIT_TERMINATED
 from orchestrator.sweep.loop import Interrupt
 from orchestrator.sweep.messages import StopCause
 
@@ -28,3 +29,17 @@ def catching(interrupt: Interrupt, remark: Callable[[str], None]) -> Iterator[No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def leaving_on_sigterm() -> Iterator[None]:
+    """While inside, SIGTERM leaves as Ctrl-C does, so that whatever was started is put away."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

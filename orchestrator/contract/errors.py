@@ -8,6 +8,8 @@ BrimfulError                        1
 |   |-- UnplaceableError            2   no such devices exist in the cluster
 |   `-- PreflightError              2   model or data cannot be used as the spec says
 |-- StateError                      1   a file of the sweep's folder is damaged or missing
+|-- StorageError                    1   a file cannot be written: the disk is full, read-only or broken
+|-- StoppedAtOnceError        130, 143  a second signal ended the sweep without waiting for its trials
 |-- ClusterUnreachableError         5   Ray cannot be reached, started or joined
 `-- TrackingRefusedError            5   the tracking server refuses the credentials
 
@@ -58,6 +60,18 @@ class PreflightError(UsageError):
 
 class StateError(BrimfulError):
     """A file of the sweep's folder is damaged or missing; the text names it."""
+
+
+class StorageError(BrimfulError):
+    """A file cannot be written; what was there before is whole. The text names the place, the cause and the mend."""
+
+
+class StoppedAtOnceError(BrimfulError):
+    """A second signal ended the sweep without waiting for its trials. `exit_code` tells which signal."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class ClusterUnreachableError(BrimfulError):

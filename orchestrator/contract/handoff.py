@@ -1,17 +1,18 @@
 """The attempt's folder: the names of its files, whole-or-nothing writes, and the command that runs it."""
 
+import errno
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.errors import StateError
+from orchestrator.contract.errors import StateError, StorageError
 from orchestrator.contract.outcome import OUTCOME, Outcome
 from orchestrator.contract.rank import Event, RankReport
 
@@ -89,6 +90,27 @@ def read_model(path: Path, model: type[Model]) -> Model:
         raise StateError(f"{path} is damaged: {error.errors()[0]['msg']}") from error
 
 
+_MENDS = {
+    errno.ENOSPC: "free some space and say the command again",
+    errno.EDQUOT: "free some space and say the command again",
+    errno.EROFS: "make it writable or choose another folder",
+    errno.EACCES: "make it writable or choose another folder",
+    errno.EPERM: "make it writable or choose another folder",
+}
+_MEND = "look at the disk, then say the command again"
+
+
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """Whatever the system refuses inside is a StorageError that names `path`, the cause and the mend."""
+    try:
+        yield
+    except OSError as error:
+        cause = error.strerror or str(error)
+        mend = _MENDS.get(error.errno or 0, _MEND)
+        raise StorageError(f"{path} cannot be written: {cause}; {mend} (what was stored before is whole)") from error
+
+
 @contextmanager
 def _aside(path: Path) -> Iterator[int]:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -97,24 +119,29 @@ def _aside(path: Path) -> Iterator[int]:
         os.fsync(descriptor)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with suppress(OSError):
+            os.unlink(name)
         raise
     finally:
         os.close(descriptor)
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` aside, flush it to the disk and rename it to `path`: the old file or the new one, never half."""
+    """Write `content` aside, flush it to the disk and rename it to `path`: the old file or the new one, never half.
+
+    Raises StorageError when the system refuses.
+    """
     data = content.encode() if isinstance(content, str) else content
-    with _aside(path) as descriptor:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with storage(path):
+        with _aside(path) as descriptor:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def trial_command(directory: Path) -> list[str]:

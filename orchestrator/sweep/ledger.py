@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from orchestrator.contract.errors import StateError, SweepLockedError, UsageError
-from orchestrator.contract.handoff import AttemptFiles, read_model, write_atomic
+from orchestrator.contract.handoff import AttemptFiles, read_model, storage, write_atomic
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 
 SWEEP_FILE = "sweep.json"
@@ -98,7 +98,7 @@ class Ledger:
     def write_trial(self, record: TrialRecord) -> None:
         """Store a trial's record."""
         folder = self._trial_folder(record.trial)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(folder)
         write_atomic(folder / TRIAL_FILE, record.model_dump_json(indent=1))
 
     def attempt(self, trial: int, attempt: int) -> AttemptFiles:
@@ -108,7 +108,7 @@ class Ledger:
     def prepare_attempt(self, record: TrialRecord) -> AttemptFiles:
         """Make the folder of the trial's last attempt, with its `config.json`."""
         files = self.attempt(record.trial, record.attempts[-1].attempt)
-        files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(files.directory)
         write_atomic(files.config, record.launch_config.model_dump_json(indent=1))
         return files
 
@@ -122,7 +122,8 @@ class Ledger:
 
     def clear_stop(self) -> None:
         """Forget a request to stop."""
-        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        with storage(self.folder):
+            (self.folder / STOP_FILE).unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -133,10 +134,11 @@ class Ledger:
         self.create_folder()
         holder = self.folder / HOLDER_FILE
         lock = FileLock(self.folder / LOCK_FILE)
-        try:
-            lock.acquire(timeout=LOCK_PATIENCE_S)
-        except Timeout as error:
-            raise SweepLockedError(self._locked_by()) from error
+        with storage(self.folder):
+            try:
+                lock.acquire(timeout=LOCK_PATIENCE_S)
+            except Timeout as error:
+                raise SweepLockedError(self._locked_by()) from error
         try:
             write_atomic(holder, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
             yield
@@ -153,6 +155,8 @@ class Ledger:
                 return False
         except Timeout:
             return True
+        except OSError:
+            return False  # whoever cannot write here does not drive here
 
     def holder(self) -> Holder | None:
         """The last driver that took the lock; None when there never was one."""
@@ -188,6 +192,11 @@ class Ledger:
         holder = self.holder()
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         return f"sweep {self.name} is being driven by {who}; wait for it, or `brimful stop {self.name}`"
+
+
+def _make(folder: Path) -> None:
+    with storage(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _was_recorded(trial_folder: Path) -> bool:

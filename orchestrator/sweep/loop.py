@@ -3,11 +3,12 @@
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.errors import BrimfulError, StateError
+from orchestrator.contract.errors import BrimfulError, StateError, StoppedAtOnceError, StorageError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Measurement, Outcome
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
@@ -130,12 +131,31 @@ class _Driver:
             while self._finish is None:
                 self._round()
         except BrimfulError as error:
-            self._write_sweep(state=SweepState.INTERRUPTED, reason=str(error), exit_code=error.exit_code)
-            self._announce_sweep()
+            self._break_off(SweepState.INTERRUPTED, str(error), error.exit_code)
             raise
+        except KeyboardInterrupt:
+            cause = self._services.interrupt.cause or StopCause.INTERRUPT
+            text = f"{messages.STOPPED_BY[cause]}, at once"
+            self._break_off(SweepState.STOPPED, text, messages.EXIT_CODES[cause])
+            raise StoppedAtOnceError(f"Sweep {self._ledger.name}: {text}.", messages.EXIT_CODES[cause]) from None
         self._write_sweep(state=self._finish.state, reason=self._finish.reason, exit_code=self._finish.exit_code)
         self._announce_sweep()
         return self._sweep
+
+    def _break_off(self, state: SweepState, reason: str, exit_code: int) -> None:
+        """Leave records that say what is so, as far as the disk takes them: nothing runs once the pool is closed.
+
+        The machine may be in the midst of something: only the records are relied upon.
+        """
+        with suppress(StorageError):
+            for record in self._ledger.read_trials():
+                last = record.running
+                if last is None or _whole_outcome(self._ledger.attempt(record.trial, last.attempt)) is not None:
+                    continue
+                ended = last.model_copy(update={"ended_s": time.time(), "outcome": Cancelled()})
+                self._store(record.model_copy(update={"attempts": (*record.attempts[:-1], ended)}))
+            self._write_sweep(state=state, reason=reason, exit_code=exit_code)
+        self._announce_sweep()
 
     def _round(self) -> None:
         """Hear of stops, start what there is room for, then wait for ends."""

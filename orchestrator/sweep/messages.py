@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from orchestrator.contract.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_TERMINATED
 from orchestrator.contract.outcome import Rejected
 from orchestrator.contract.record import SweepState, TrialRecord
 from orchestrator.space.candidates import Candidate
@@ -15,6 +16,18 @@ class StopCause(StrEnum):
     STOP = "stop"
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
+
+
+STOPPED_BY = {
+    StopCause.STOP: "stopped on request",
+    StopCause.INTERRUPT: "stopped by Ctrl-C",
+    StopCause.TERMINATE: "stopped by SIGTERM",
+}
+EXIT_CODES = {
+    StopCause.STOP: EXIT_STOPPED,
+    StopCause.INTERRUPT: EXIT_INTERRUPTED,
+    StopCause.TERMINATE: EXIT_TERMINATED,
+}
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,7 @@ from math import inf
 from typing import NamedTuple, assert_never
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_NOTHING_FITS,
-    EXIT_OK,
-    EXIT_STOPPED,
-    EXIT_TERMINATED,
-)
+from orchestrator.contract.errors import EXIT_FAILED, EXIT_NOTHING_FITS, EXIT_OK
 from orchestrator.contract.outcome import (
     INTERRUPTED_KINDS,
     MAX_RETRIES,
@@ -31,6 +24,8 @@ from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, Tri
 from orchestrator.spec.sweep import BudgetSection
 from orchestrator.sweep.failure import FailureTally
 from orchestrator.sweep.messages import (
+    EXIT_CODES,
+    STOPPED_BY,
     Action,
     Ask,
     AttemptEnded,
@@ -278,17 +273,8 @@ class SweepMachine:
         return [Cancel(token) for token in self._running]
 
     def _finish(self, now_s: float) -> Finish:
-        match self._stop:
-            case StopCause.STOP:
-                return Finish(SweepState.STOPPED, "stopped on request", EXIT_STOPPED)
-            case StopCause.INTERRUPT:
-                return Finish(SweepState.STOPPED, "stopped by Ctrl-C", EXIT_INTERRUPTED)
-            case StopCause.TERMINATE:
-                return Finish(SweepState.STOPPED, "stopped by SIGTERM", EXIT_TERMINATED)
-            case None:
-                pass
-            case _:
-                assert_never(self._stop)
+        if self._stop is not None:
+            return Finish(SweepState.STOPPED, STOPPED_BY[self._stop], EXIT_CODES[self._stop])
         failure = self._failure or self._tally.common_failure(at_least=1)
         if failure:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
