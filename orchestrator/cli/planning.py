@@ -189,7 +189,8 @@ def _preview(
         side_by_side = min(side_by_side, spec.resources.max_concurrent_trials)
     confirm, is_confirmed = spec.measure.confirm, is_speed_first(spec.objective)
     trials = min(len(launchable), spec.budget.trials or len(launchable))
-    runs = min(confirm.top, trials) * confirm.repeats if is_confirmed else 0
+    has_baseline = any(each.is_baseline for each in candidates) and confirm.top > 0
+    runs = min(confirm.top + has_baseline, trials) * confirm.repeats if is_confirmed else 0
     price = price_of(spec.resources)
     return preview(launchable, Terms(spec.measure, spec.budget.trials, side_by_side, world_size, runs, price))
 

@@ -1,6 +1,6 @@
 """Which trial is better: objective values, feasibility, the order of merit and the Pareto front. Pure."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import isfinite
@@ -92,8 +92,8 @@ def ranked(
 
     With one objective by its value; with several by Pareto front, and inside a front by the first objective. Equal
     ones go by the smaller memory peak, then by the earlier trial. Before that, trials that do not thrash come first
-    (see `reported.thrashes`), and among them, where the highest tokens/s come first, those that were confirmed, since
-    the others' figures are of the search.
+    (see `reported.thrashes`), and among them, where the highest tokens/s come first, those that were confirmed for
+    being among the best, since the others' figures are of the search.
     With tokens/s alone a tie with the fastest (95 % intervals overlap, and at most TIE slower) goes to the larger
     headroom.
     """
@@ -181,7 +181,7 @@ def speedup(record: TrialRecord, baseline: TrialRecord) -> float | None:
 @dataclass(frozen=True)
 class _Scored:
     """A feasible trial with its reported figures. `costs`: lower is better, one an objective. `awaits_confirmation`:
-    the best by this objective are measured again, and it was not."""
+    the best by this objective are measured again, and it was not, or only since it is the baseline."""
 
     costs: tuple[float, ...]
     record: TrialRecord
@@ -193,6 +193,10 @@ def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> 
     records = list(records)
     figures = reported(records)
     confirms = is_speed_first(objectives)
+    slowest_of_best = min(
+        (figures[r.trial].tokens_per_second for r in records if _is_confirmed(r, figures) and not r.is_baseline),
+        default=0.0,
+    )
     scored = []
     for record in records:
         if record.trial not in figures or not is_feasible(record):
@@ -202,9 +206,14 @@ def _scored(objectives: Sequence[Objective], records: Iterable[TrialRecord]) -> 
         if len(known) == len(values):
             goals = zip(objectives, known, strict=True)
             costs = tuple(-value if goal.goal == "maximize" else value for goal, value in goals)
-            awaits = confirms and figures[record.trial].runs == 0
+            is_behind = record.is_baseline and figures[record.trial].tokens_per_second < slowest_of_best
+            awaits = confirms and (is_behind or not _is_confirmed(record, figures))
             scored.append(_Scored(costs, record, figures[record.trial], awaits))
     return scored
+
+
+def _is_confirmed(record: TrialRecord, figures: Mapping[int, Reported]) -> bool:
+    return record.trial in figures and figures[record.trial].runs > 0 and is_feasible(record)
 
 
 def _class(scored: _Scored) -> tuple[bool, bool]:

@@ -62,7 +62,8 @@ def chosen_trials(
     objectives: Sequence[Objective], top: int, records: Sequence[TrialRecord], eval_loss_within: float | None = None
 ) -> list[TrialRecord]:
     """The best `top` by the search's figures, and what may be as fast as the best of them: its 95 % interval reaches
-    the other's, also where it thrashed, up to MOST_CONFIRMED in all.
+    the other's, also where it thrashed, up to MOST_CONFIRMED in all; and the baseline, so that the gain is one between
+    figures of one kind.
 
     A trial that failed when it was measured again has lost its place to the next one. None unless tokens/s come first.
     """
@@ -79,6 +80,7 @@ def chosen_trials(
             each for each in by_speed if each not in chosen and figures[each.trial].tokens_per_second_high >= least
         ]
         chosen += rivals[: max(0, MOST_CONFIRMED - len(chosen))]
+        chosen += [each for each in able if each.is_baseline and each not in chosen]
     whole = {record.trial: record for record in records}
     return [whole[record.trial] for record in chosen]
 

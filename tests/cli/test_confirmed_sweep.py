@@ -19,7 +19,9 @@ def test_a_confirmed_winner_from_the_command_line_to_the_export(place: Workplace
     listener = threading.Thread(target=lambda: heard.extend(process.stderr or ()))
     listener.start()
     await_true(lambda: any("Confirming the best: run 1 of 2 of trial" in line for line in heard), process)
+    process.send_signal(signal.SIGSTOP)  # so that the run does not end before the status is read
     status = place.json("status", "confirmed")
+    process.send_signal(signal.SIGCONT)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=place.deadline_s) == 130
     listener.join()

@@ -12,7 +12,7 @@ from orchestrator.contract.config import MeasureSettings, QualitySettings
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Health, Infra, Ok, Outcome
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
-from orchestrator.search.ranking import best
+from orchestrator.search.ranking import best, ranked
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection, ConfirmSection, LimitsSection, MeasureSection, Objective, SweepSpec
 from orchestrator.sweep import messages
@@ -24,7 +24,8 @@ from orchestrator.sweep.ports import Ended, Launch
 from orchestrator.sweep.state import Efficiency, Setting, SweepMachine
 
 Script = Callable[[Launch], Outcome | None]
-CANDIDATES = [candidate(micro_batch, is_baseline=micro_batch == 1) for micro_batch in range(1, 7)]
+CANDIDATES = [candidate(micro_batch) for micro_batch in range(1, 7)]
+WITH_BASELINE = [candidate(micro_batch, is_baseline=micro_batch == 1) for micro_batch in range(1, 7)]
 SPEED = (Objective(),)
 CONFIRMED = MeasureSection(racing=False, confirm=ConfirmSection())
 
@@ -68,6 +69,15 @@ def test_the_best_three_run_twice_more_in_turns_and_alone(tmp_path: Path) -> Non
     assert confirmations(ledger) == {6: ["ok"] * 2, 5: ["ok"] * 2, 4: ["ok"] * 2}
     ran = sorted((a.dispatched_s, a.ended_s or 0.0) for r in ledger.read_trials() for a in r.confirmations)
     assert all(earlier[1] <= later[0] for earlier, later in pairwise(ran))
+
+
+def test_the_baseline_is_measured_again_too_and_is_ranked_by_its_speed(tmp_path: Path) -> None:
+    pool = FakePool(faster_when_larger)
+    _, ledger = run(tmp_path, pool, strategy=FakeStrategy(WITH_BASELINE))
+    assert [micro_batch(launch) for launch in pool.launched[6:]] == [6, 5, 4, 1, 6, 5, 4, 1]
+    trials = ledger.read_trials()
+    assert [trial.config.knobs.micro_batch for trial in ranked(SPEED, trials)] == [6, 5, 4, 3, 2, 1]
+    assert next_confirmation(SPEED, ConfirmSection(), trials) is None
 
 
 def test_the_strategy_never_hears_of_it(tmp_path: Path) -> None:
@@ -236,10 +246,11 @@ def beats(ledger: Ledger) -> list[float | None]:
 def test_each_trial_has_to_reach_the_interval_of_the_best_before_it_but_the_baseline_and_confirmations(
     tmp_path: Path,
 ) -> None:
-    _, ledger = run(tmp_path, FakePool(faster_when_larger), of=spec(measure=RACING))
+    strategy = FakeStrategy(WITH_BASELINE)
+    _, ledger = run(tmp_path, FakePool(faster_when_larger), of=spec(measure=RACING), strategy=strategy)
     assert beats(ledger) == [None, 99.0, 198.0, 297.0, 396.0, 495.0]
-    (confirmed,) = [attempt for record in ledger.read_trials() for attempt in record.confirmations]
-    assert confirmed.beat_tokens_per_second is None
+    confirmed = [attempt for record in ledger.read_trials() for attempt in record.confirmations]
+    assert [attempt.beat_tokens_per_second for attempt in confirmed] == [None, None]
 
 
 def test_who_does_not_fit_or_thrashes_is_nothing_to_beat(tmp_path: Path) -> None:
