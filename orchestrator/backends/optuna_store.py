@@ -5,9 +5,12 @@ anew from the study in memory.
 """
 
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -21,33 +24,57 @@ CANDIDATE = "candidate"
 
 
 class StudyFile:
-    """Mirrors the trials of a study in memory that have a candidate into `file`."""
+    """Mirrors the trials of a study in memory that have a candidate into `file`.
 
-    def __init__(self, file: Path, memory: optuna.Study) -> None:
+    A file that cannot be written is given up for this session, which `say` hears: the next one writes it anew.
+    """
+
+    def __init__(self, file: Path, memory: optuna.Study, say: Callable[[str], None] = lambda line: None) -> None:
         self._file = file
-        self._storage, self._study = self._open(memory)
-        stored = self._study.get_trials(deepcopy=False)
-        self._numbers = {trial.user_attrs[CANDIDATE]: trial.number for trial in stored}
+        self._say = say
+        self._is_lost = False
+        self._numbers: dict[str, int] = {}
+        with self._mirroring():
+            self._storage, self._study = self._open(memory)
+            stored = self._study.get_trials(deepcopy=False)
+            self._numbers = {trial.user_attrs[CANDIDATE]: trial.number for trial in stored}
 
     def begin(self, trial: FrozenTrial) -> None:
         """Store a running trial."""
-        self._numbers[trial.user_attrs[CANDIDATE]] = len(self._study.get_trials(deepcopy=False))
-        self._study.add_trial(trial)
+        if self._is_lost:
+            return
+        with self._mirroring():
+            self._numbers[trial.user_attrs[CANDIDATE]] = len(self._study.get_trials(deepcopy=False))
+            self._study.add_trial(trial)
 
     def end(self, trial: FrozenTrial) -> None:
         """Store how a trial that was begun has ended."""
-        number = self._numbers[trial.user_attrs[CANDIDATE]]
-        stored = running_trial(self._study, self._storage, number)
-        for key, value in trial.user_attrs.items():
-            stored.set_user_attr(key, value)
-        for key, value in trial.constraints.items():
-            stored.set_constraint(key, value)
-        self._study.tell(number, trial.values if trial.state is TrialState.COMPLETE else None, state=trial.state)
+        if self._is_lost:
+            return
+        with self._mirroring():
+            number = self._numbers[trial.user_attrs[CANDIDATE]]
+            stored = running_trial(self._study, self._storage, number)
+            for key, value in trial.user_attrs.items():
+                stored.set_user_attr(key, value)
+            for key, value in trial.constraints.items():
+                stored.set_constraint(key, value)
+            self._study.tell(number, trial.values if trial.state is TrialState.COMPLETE else None, state=trial.state)
 
     def close(self) -> None:
         """Release the file."""
+        if self._is_lost:
+            return
         self._storage.remove_session()
         self._storage.engine.dispose()
+
+    @contextmanager
+    def _mirroring(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, StorageInternalError, OSError) as error:
+            self._is_lost = True
+            cause = str(error.__cause__ or error).partition("\n")[0]
+            self._say(f"{self._file} cannot be written ({cause}): it stays behind until the sweep is resumed.")
 
     def _open(self, memory: optuna.Study) -> tuple[RDBStorage, optuna.Study]:
         wanted = [trial for trial in memory.get_trials(deepcopy=False) if CANDIDATE in trial.user_attrs]
@@ -94,8 +121,10 @@ def _load(file: Path) -> tuple[RDBStorage, optuna.Study] | None:
                 return None
         storage = _storage(file)
         return storage, optuna.load_study(storage=storage, study_name=STUDY_NAME)
-    except (sqlite3.DatabaseError, SQLAlchemyError, KeyError):
+    except (sqlite3.DatabaseError, SQLAlchemyError, StorageInternalError, KeyError):
         return None
+    except RuntimeError:
+        return None  # the tables of another version of Optuna
 
 
 def _story(trials: list[FrozenTrial]) -> list[tuple[object, ...]]:

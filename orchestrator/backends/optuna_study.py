@@ -81,7 +81,7 @@ class OptunaStrategy:
         self._study = optuna.create_study(storage=self._storage, directions=directions)
         for record in records:
             self._replay(record)
-        self._file = StudyFile(folder / STUDY_FILE, self._study)
+        self._file = StudyFile(folder / STUDY_FILE, self._study, say)
 
     def ask(self) -> Candidate | None:
         """The next candidate, None when all of the space's candidates were tried."""
