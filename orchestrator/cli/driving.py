@@ -25,6 +25,7 @@ from orchestrator.space.candidates import Space, build_space
 from orchestrator.spec.difference import ends_alike, spec_digest
 from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import SweepSpec
+from orchestrator.sweep import disk
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
 from orchestrator.sweep.ports import TrialPool
@@ -99,6 +100,7 @@ def _drive(order: Order, ledger: Ledger) -> int:
         facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
         space = build_space(spec, facts, threads)
         _require_candidates(space, order.path)
+        _require_room(order, ledger, space)
         if before is not None:
             _require_same_data(ledger, facts)
         _announce(space, facts, output)
@@ -199,6 +201,15 @@ def _require_candidates(space: Space, path: str) -> None:
         return
     reasons = "; ".join(f"{reason} ({count} points)" for reason, count in space.illegal.most_common(3))
     raise SpecError(f"{path}: search: none of the {space.raw_points} points can be run: {reasons}")
+
+
+def _require_room(order: Order, ledger: Ledger, space: Space) -> None:
+    spec, is_new = order.spec, order.is_new or not ledger.exists()
+    bound = spec.budget.trials or disk.FORESEEN_TRIALS
+    trials = max(0, min(bound, len(space.candidates)) - (0 if is_new else len(ledger.read_trials())))
+    attempts = trials + spec.measure.confirm.top * spec.measure.confirm.repeats
+    is_tracked = spec.tracking.enabled and spec.tracking.uri is None
+    disk.require_room(order.request.home, disk.needed(attempts, spec.resources.devices_per_trial, is_tracked))
 
 
 def _require_same_data(ledger: Ledger, facts: Facts) -> None:

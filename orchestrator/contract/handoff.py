@@ -25,6 +25,9 @@ OUTCOME_FILE = "outcome.json"
 ATTEMPT_VARIABLE = "BRIMFUL_ATTEMPT"
 """Set in every process of an attempt to its token, so that strays can be found."""
 
+EXIT_STORAGE = 74
+"""A rank's exit code when it could not write its files (EX_IOERR of sysexits.h)."""
+
 
 class AttemptFiles:
     """Every file of one attempt's folder, by name."""

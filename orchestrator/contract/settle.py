@@ -8,7 +8,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.contract.outcome import Crashed, Ok, OomHost, Outcome, OverLimit, Phase
+from orchestrator.contract.handoff import EXIT_STORAGE
+from orchestrator.contract.outcome import Crashed, Infra, Ok, OomHost, Outcome, OverLimit, Phase
 from orchestrator.contract.rank import RankReport
 
 NO_RESULT = "ended without a result"
@@ -74,6 +75,8 @@ def _outcome_of(end: RankEnd) -> Outcome:
 def _without_report(end: RankEnd) -> Outcome:
     if end.status is not None and end.status < 0:
         return _ended_by_signal(end, -end.status)
+    if end.status == EXIT_STORAGE:
+        return Infra(cause=f"rank {end.rank} could not write its files", evidence=end.log_tail)
     error = TORN_RESULT if end.is_report_torn else NO_RESULT
     return Crashed(
         phase=end.phase,

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from orchestrator.contract.config import TrialConfig
-from orchestrator.contract.handoff import AttemptFiles, write_atomic
+from orchestrator.contract.errors import StorageError
+from orchestrator.contract.handoff import EXIT_STORAGE, AttemptFiles, write_atomic
 from orchestrator.contract.outcome import Ok, Outcome, OverLimit, Phase
 from orchestrator.contract.rank import RankReport
 from orchestrator.trial.classify import Failure, Verdict, classify
@@ -26,14 +27,23 @@ EXIT_DID_NOT_RUN = 1
 def run_rank(directory: Path) -> int:
     """Run this process's rank of the trial in `directory` and write its report.
 
-    The rank is the one that torchrun's variables name. Returns 0 when the trial ran (`ok` or `over_limit`), else 1.
+    The rank is the one that torchrun's variables name. Returns 0 when the trial ran (`ok` or `over_limit`), else 1, and
+    EXIT_STORAGE when there is no report, since the disk did not take it.
     SIGUSR1 prints the stack of every thread to standard error.
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    try:
+        return _run_rank(AttemptFiles(directory))
+    except (OSError, StorageError) as error:
+        # the trial's own errors never come here: its event file could not be opened, or its report not be written
+        print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
+        return EXIT_STORAGE
+
+
+def _run_rank(files: AttemptFiles) -> int:
     place = RankPlace.from_environment()
     os.environ.update(place.to_environment())
-    files = AttemptFiles(directory)
     config = files.read_config()
     events = EventLog(files.events, place.rank)
     verdict = _guarded(config, place, events)
