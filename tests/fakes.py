@@ -178,7 +178,7 @@ class FakePool:
     def check(self, world_size: int, nodes: int | None) -> None:
         return None
 
-    def has_room(self, world_size: int) -> bool:
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
         return len(self.running) < self._slots
 
     def launch(self, launch: Launch) -> None:

@@ -5,6 +5,7 @@ import select
 import socket
 import time
 
+from orchestrator.contract.outcome import Cancelled
 from orchestrator.placement.cluster import ClusterView, NodeView
 from orchestrator.placement.environment import template_environment
 from orchestrator.placement.group import Attempt
@@ -55,8 +56,8 @@ class LocalPool:
         """See `TrialPool`."""
         check(self.cluster(), world_size, nodes)
 
-    def has_room(self, world_size: int) -> bool:
-        """See `TrialPool`."""
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
+        """See `TrialPool`. There is no other node than this one."""
         return len(self._free_hosts()) >= world_size and place(self.cluster(), world_size, None) is not None
 
     def launch(self, launch: Launch) -> None:
@@ -82,7 +83,7 @@ class LocalPool:
 
     def cancel(self, token: str) -> None:
         """See `TrialPool`."""
-        self._supervisor.cancel(token)
+        self._supervisor.end(token, Cancelled())
 
     def close(self) -> None:
         """See `TrialPool`."""

@@ -18,6 +18,7 @@ class Lane:
     """`seats` lists the node of each rank, in rank order. Creation returns at once; Ray works in the background."""
 
     def __init__(self, seats: list[RayNode], shape: DeviceShape, module: str, threads_per_device: int) -> None:
+        self._seats = tuple(seats)
         self.nodes = tuple(node.key for node in seats)
         self._group = placement_group(
             [dict(shape.bundle) for _ in seats],
@@ -33,6 +34,20 @@ class Lane:
     def is_broken(self) -> bool:
         """Whether one of its seats is gone."""
         return any(host.is_broken for host in self.hosts)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether one of its nodes is about to be taken away."""
+        return any(host.is_draining for host in self.hosts)
+
+    def tell_draining(self, nodes: frozenset[str]) -> None:
+        """`nodes`, by id, are about to be taken away."""
+        for host, key in zip(self.hosts, self.nodes, strict=True):
+            host.is_draining = host.is_draining or key in nodes
+
+    def is_on(self, names: frozenset[str]) -> bool:
+        """Whether one of its nodes is called as in `names`."""
+        return any(node.is_one_of(names) for node in self._seats)
 
     @property
     def held(self) -> Counter[str]:

@@ -8,14 +8,12 @@ import ray
 
 from orchestrator.backends.ray_connect import Pulse, join, start_private
 from orchestrator.backends.ray_lane import Lane
-from orchestrator.backends.ray_seat import failure
-from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, living_nodes
+from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, draining_nodes, living_nodes
 from orchestrator.contract.errors import ClusterUnreachableError, UnplaceableError
 from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import Cancelled, Infra, LostNode, Outcome
+from orchestrator.contract.outcome import Cancelled, Infra, Outcome, Preempted
 from orchestrator.placement.cluster import ClusterView
-from orchestrator.placement.group import Attempt
-from orchestrator.placement.hosts import RankFailed
+from orchestrator.placement.group import Attempt, host_failure
 from orchestrator.placement.lanes import check, place
 from orchestrator.placement.supervisor import Supervisor
 from orchestrator.placement.template_host import DEFAULT_TEMPLATE
@@ -25,6 +23,10 @@ POLL_INTERVAL_S = 0.1
 """Upper bound between two looks at the running groups; a reply of a seat ends the wait at once."""
 LANE_DEADLINE_S = 120.0
 """A lane whose first seat has not answered for this long is given up."""
+DRAINS_INTERVAL_S = 0.5
+"""How often Ray is asked which nodes are about to be taken away."""
+LEAVE_BEFORE_S = 3.0
+"""A trial on such a node is ended so long before the node's time, so that its ranks are gone and its end is told."""
 NODES_DEADLINE_S = 60.0
 """How long a cluster that has become too small for any trial is waited for."""
 _LOOPBACK = "127.0.0.1"
@@ -58,6 +60,7 @@ class RayPool:
         self._pulse = Pulse(self._connection.address)
         self._is_lost = False
         self._too_small_s: float | None = None
+        self._drains_due_s = 0.0
         self._threads = threads_per_device
         self._module = template_module
         self._supervisor = Supervisor()
@@ -78,13 +81,15 @@ class RayPool:
         check(self.cluster(), world_size, nodes)
         self._spread[world_size] = nodes
 
-    def has_room(self, world_size: int) -> bool:
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
         """See `TrialPool`."""
         self._feel_pulse()
-        if self._idle(world_size) is not None:
+        self._hear_of_drains()
+        avoid = self._avoidable(world_size, avoid)
+        if self._idle(world_size, avoid) is not None:
             return True
         try:
-            has_seats = self._seats(world_size) is not None
+            has_seats = self._seats(world_size, avoid) is not None
         except UnplaceableError as error:
             self._wait_for_nodes(error)
             return False
@@ -94,7 +99,8 @@ class RayPool:
     def launch(self, launch: Launch) -> None:
         """See `TrialPool`."""
         world_size = launch.config.world_size
-        lane = self._idle(world_size) or self._open(world_size)
+        avoid = self._avoidable(world_size, launch.avoid)
+        lane = self._idle(world_size, avoid) or self._open(world_size, avoid)
         assert lane is not None, "launch is called only while has_room is true"
         self._busy[launch.token] = lane
         port = lane.hosts[0].seat.port.remote()
@@ -105,6 +111,7 @@ class RayPool:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._feel_pulse()
+            self._hear_of_drains()
             self._start_opened()
             ended = self._collect()
             left_s = deadline_s - time.monotonic()
@@ -114,7 +121,7 @@ class RayPool:
 
     def cancel(self, token: str) -> None:
         """See `TrialPool`."""
-        self._supervisor.cancel(token)
+        self._supervisor.end(token, Cancelled())
         if token in self._opening:
             self._give_up(self._opening[token], Cancelled())
 
@@ -145,16 +152,54 @@ class RayPool:
         own = sum((lane.held for lane in self._lanes), Counter[str]())
         return cluster_view(nodes, device_shape(nodes, self._threads), own)
 
-    def _idle(self, world_size: int) -> Lane | None:
+    def _idle(self, world_size: int, avoid: frozenset[str]) -> Lane | None:
         busy = {id(lane) for lane in self._busy.values()}
         for lane in self._lanes:
-            if id(lane) not in busy and len(lane.hosts) == world_size and not lane.is_broken:
+            is_fit = len(lane.hosts) == world_size and not lane.is_broken and not lane.is_on(avoid)
+            if id(lane) not in busy and is_fit:
                 return lane
         return None
 
-    def _seats(self, world_size: int) -> list[RayNode] | None:
+    def _avoidable(self, world_size: int, avoid: frozenset[str]) -> frozenset[str]:
+        """`avoid`, or nothing where the other nodes could never hold the trial."""
+        if not avoid:
+            return avoid
+        others = [node for node in living_nodes() if not node.is_one_of(avoid)]
+        try:
+            check(self._view(others), world_size, self._spread.get(world_size))
+        except UnplaceableError:
+            return frozenset()
+        return avoid
+
+    def _hear_of_drains(self) -> None:
+        """Leave nodes that are about to be taken away: idle lanes at once, trials shortly before the node's time."""
+        now_s = time.monotonic()
+        if now_s < self._drains_due_s:
+            return
+        self._drains_due_s = now_s + DRAINS_INTERVAL_S
+        deadlines_s = draining_nodes()
+        busy = {id(lane): token for token, lane in self._busy.items()}
+        for lane in list(self._lanes):
+            ends_s = [deadlines_s[key] for key in lane.nodes if key in deadlines_s]
+            if not ends_s:
+                continue
+            lane.tell_draining(frozenset(deadlines_s))
+            token = busy.get(id(lane))
+            if token is None:
+                self._drop(lane)
+            elif min(ends_s) - time.time() < LEAVE_BEFORE_S:
+                self._leave(token, lane)
+
+    def _leave(self, token: str, lane: Lane) -> None:
+        host = next(host for host in lane.hosts if host.is_draining)
+        outcome = Preempted(node=host.node, evidence=f"Ray drains node {host.node}: it is about to be taken away")
+        self._supervisor.end(token, outcome)
+        if token in self._opening:
+            self._give_up(self._opening[token], outcome)
+
+    def _seats(self, world_size: int, avoid: frozenset[str]) -> list[RayNode] | None:
         """Nodes for the ranks of a new lane, on devices that nobody and no busy lane of ours holds."""
-        nodes = living_nodes()
+        nodes = [node for node in living_nodes() if not node.is_one_of(avoid)]
         view = self._view(nodes)
         busy = sum((lane.held for lane in self._busy.values()), Counter[str]())
         free = [
@@ -167,8 +212,8 @@ class RayPool:
         by_name = {node.name: node for node in nodes}
         return [by_name[share.node] for share in shares for _ in range(share.devices)]
 
-    def _open(self, world_size: int) -> Lane | None:
-        seats = self._seats(world_size)
+    def _open(self, world_size: int, avoid: frozenset[str]) -> Lane | None:
+        seats = self._seats(world_size, avoid)
         if seats is None:
             return None
         self._make_way(Counter(node.key for node in seats))
@@ -201,7 +246,8 @@ class RayPool:
             elif time.monotonic() - opening.since_s > LANE_DEADLINE_S:
                 nodes = ", ".join(sorted({host.node for host in opening.lane.hosts}))
                 cause = f"Ray did not start the lane on {nodes} within {LANE_DEADLINE_S:.0f} s"
-                self._give_up(self._opening[token], Infra(cause=cause))
+                first = opening.lane.hosts[0].node
+                self._give_up(self._opening[token], Infra(cause=cause, node=first, blames="node"))
 
     def _start(self, opening: _Opening) -> None:
         launch, hosts = opening.launch, opening.lane.hosts
@@ -211,8 +257,8 @@ class RayPool:
             opening.port = hosts[0].seat.port.remote()
             return
         except ray.exceptions.RayError as error:
-            failed = failure(launch.token, error, hosts[0].node, opening.lane.nodes[0])
-            self._give_up(opening, _outcome_of(failed, hosts[0].node))
+            failed = hosts[0].failure(launch.token, error)
+            self._give_up(opening, host_failure(failed, hosts[0].node))
             return
         if port in self._ports.values():
             opening.port = hosts[0].seat.port.remote()
@@ -235,7 +281,7 @@ class RayPool:
         for finished in self._supervisor.collect():
             lane = self._busy.pop(finished.token)
             del self._ports[finished.token]
-            if lane.is_broken:
+            if lane.is_broken or lane.is_draining:
                 self._drop(lane)
             ended.append(Ended(finished.token, finished.outcome, finished.node))
         return ended
@@ -247,9 +293,3 @@ class RayPool:
             ray.wait(pending, num_returns=1, timeout=timeout_s)
         else:
             time.sleep(timeout_s)
-
-
-def _outcome_of(failed: RankFailed, node: str) -> Outcome:
-    if failed.cause == "node":
-        return LostNode(node=node, evidence=failed.evidence)
-    return Infra(cause=failed.evidence.splitlines()[0], evidence=failed.evidence)

@@ -7,11 +7,11 @@ import time
 import ray
 from ray.actor import ActorHandle
 
-from orchestrator.backends.ray_view import RayNode, is_alive
+from orchestrator.backends.ray_view import RayNode, node_end
 from orchestrator.contract.rank import RankRequest
+from orchestrator.placement.dirt import CleanWait, DirtWatch
 from orchestrator.placement.environment import template_environment
 from orchestrator.placement.hosts import HostReply, RankEnded, RankFailed
-from orchestrator.placement.local_devices import gpus
 from orchestrator.placement.ports import free_port
 from orchestrator.placement.template_host import TemplateHost
 
@@ -26,9 +26,10 @@ class Seat:
 
     def __init__(self, node: str, module: str, threads_per_device: int, is_gpu: bool) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_gpu else None
-        self._visible = visible
         self._host = TemplateHost(node, template_environment(os.environ, visible, threads_per_device), module)
         self._host.start()
+        self._watch = DirtWatch(visible)
+        self._waiting: tuple[RankRequest, CleanWait] | None = None
         self._token: str | None = None
         self._said: list[HostReply] = []
 
@@ -42,15 +43,25 @@ class Seat:
         if request.token == self._token:
             return
         self._token, self._said = request.token, []
-        occupants = [words for gpu in gpus(self._visible) for words in gpu.occupants] if self._visible else []
-        if occupants:
-            cause = f"the device on node {self._host.node} is used by others: {'; '.join(occupants)}"
-            self._said.append(RankFailed(request.token, "infra", cause))
+        self._waiting = (request, CleanWait(self._watch))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the rank that waits for a clean device, once it is."""
+        if self._waiting is None or not self._waiting[1].is_over:
+            return
+        (request, wait), self._waiting = self._waiting, None
+        if wait.dirt:
+            cause = f"dirty_gpu: the device on node {self._host.node} is used by others: {'; '.join(wait.dirt)}"
+            self._said.append(RankFailed(request.token, "device", cause))
         else:
             self._host.submit(request)
 
     async def kill(self, token: str) -> None:
         """End a rank."""
+        if self._waiting is not None and self._waiting[0].token == token:
+            self._waiting = None
+            self._said.append(RankFailed(token, "infra", "ended before its device was clean"))
         self._host.kill(token)
 
     async def dump_stacks(self, token: str) -> None:
@@ -61,6 +72,7 @@ class Seat:
         """Replies about `token` from the `since`-th on; waits up to `wait_s` for the first of them."""
         deadline_s = time.monotonic() + wait_s
         while True:
+            self._begin()
             self._said += self._host.replies()
             new = [reply for reply in self._said if reply.token == token][since:]
             if new or time.monotonic() > deadline_s:
@@ -80,6 +92,8 @@ class RayHost:
         self.node = node.name
         self.address = node.address
         self.is_broken = False
+        self.is_draining = False
+        """Its node is about to be taken away."""
         self._key = node.key
         self._request: RankRequest | None = None
         self._sent: ray.ObjectRef | None = None
@@ -147,14 +161,17 @@ class RayHost:
         token = self._request.token
         self.is_broken = True
         self._request = self._poll = self._sent = None
-        return failure(token, error, self.node, self._key)
+        return self.failure(token, error)
 
-
-def failure(token: str, error: ray.exceptions.RayError, node: str, key: str) -> RankFailed:
-    """What the death of a seat means for its rank."""
-    text = str(error)
-    if isinstance(error, ray.exceptions.OutOfMemoryError) or "memory pressure" in text or "OutOfMemory" in text:
-        return RankFailed(token, "host_memory", f"Ray's memory monitor ended the worker on node {node}: {text}")
-    if not is_alive(key):
-        return RankFailed(token, "node", f"node {node} is gone: {text}")
-    return RankFailed(token, "infra", f"the Ray worker on node {node} ended: {text}")
+    def failure(self, token: str, error: ray.exceptions.RayError) -> RankFailed:
+        """What the death of the seat means for its rank."""
+        text = str(error)
+        if isinstance(error, ray.exceptions.OutOfMemoryError) or "memory pressure" in text or "OutOfMemory" in text:
+            evidence = f"Ray's memory monitor ended the worker on node {self.node}: {text}"
+            return RankFailed(token, "host_memory", evidence)
+        end = node_end(self._key)
+        if end is None:
+            return RankFailed(token, "infra", f"the Ray worker on node {self.node} ended: {text}")
+        if end.is_on_purpose or self.is_draining:
+            return RankFailed(token, "preempted", f"node {self.node} was taken away ({end.reason}): {text}")
+        return RankFailed(token, "node", f"node {self.node} is gone ({end.reason}): {text}")

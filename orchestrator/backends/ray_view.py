@@ -1,11 +1,12 @@
 """The devices of a Ray cluster, node by node, and what of them others hold."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 
 import ray
-from ray._private.state import available_resources_per_node
+from ray._private.state import available_resources_per_node, state
 
 from orchestrator.placement.cluster import ClusterView, NodeView
 
@@ -18,6 +19,12 @@ class RayNode:
     name: str
     address: str
     resources: Mapping[str, float]
+    long_name: str = ""
+    """What it is called where several nodes share a host name."""
+
+    def is_one_of(self, names: Collection[str]) -> bool:
+        """Whether `names` holds it, under either name."""
+        return self.name in names or self.long_name in names
 
 
 @dataclass(frozen=True)
@@ -35,13 +42,15 @@ class DeviceShape:
 
 
 def living_nodes() -> list[RayNode]:
-    """All living nodes; nodes that share a host name are told apart by their id."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    """All living nodes that are not about to be taken away; those that share a host name are told apart by their id."""
+    draining = draining_nodes()
+    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
     hosts = Counter(node["NodeManagerHostname"] for node in alive)
     return [
         RayNode(
             key=node["NodeID"],
             name=_name(node["NodeManagerHostname"], node["NodeID"], hosts),
+            long_name=_long_name(node["NodeManagerHostname"], node["NodeID"]),
             address=node["NodeManagerAddress"],
             resources=node["Resources"],
         )
@@ -50,12 +59,40 @@ def living_nodes() -> list[RayNode]:
 
 
 def _name(host: str, key: str, hosts: Counter[str]) -> str:
-    return host if hosts[host] == 1 else f"{host}#{key[:6]}"
+    return host if hosts[host] == 1 else _long_name(host, key)
 
 
-def is_alive(key: str) -> bool:
-    """Whether the node is known as living."""
-    return any(node["NodeID"] == key and node["Alive"] for node in ray.nodes())
+def _long_name(host: str, key: str) -> str:
+    return f"{host}#{key[:6]}"
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    """Why a node is gone. `is_on_purpose`: it was drained or told to end, as before a preemption."""
+
+    reason: str
+    is_on_purpose: bool
+
+
+def node_end(key: str) -> NodeEnd | None:
+    """How the node ended; None while it lives."""
+    node = next((node for node in ray.nodes() if node["NodeID"] == key), None)
+    if node is not None and node["Alive"]:
+        return None
+    reason = node["DeathReason"] if node is not None else 0
+    told = node["DeathReasonMessage"] if node is not None else ""
+    return NodeEnd(told or "Ray tells no reason", reason in _ON_PURPOSE)
+
+
+_ON_PURPOSE = (1, 3, 4)
+"""EXPECTED_TERMINATION (a raylet got SIGTERM), AUTOSCALER_DRAIN_PREEMPTED and AUTOSCALER_DRAIN_IDLE of
+`NodeDeathInfo.Reason` in Ray's gcs.proto; 2 is UNEXPECTED_TERMINATION."""
+
+
+def draining_nodes() -> dict[str, float]:
+    """Ids of nodes that are about to be taken away, each with the time (time.time()) when; infinity where unknown."""
+    deadlines_ms = state.get_draining_nodes()
+    return {key: deadline_ms / 1000 if deadline_ms else inf for key, deadline_ms in deadlines_ms.items()}
 
 
 def device_shape(nodes: list[RayNode], threads_per_device: int) -> DeviceShape:

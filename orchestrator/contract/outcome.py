@@ -191,6 +191,8 @@ class Crashed(Frozen):
     signal: str | None = None
     evidence: str = ""
     """Traceback or the end of the rank's log."""
+    node: str | None = None
+    """Where the rank ran."""
 
 
 class LostNode(Frozen):
@@ -205,6 +207,7 @@ class Preempted(Frozen):
     """The trial was taken down from outside to free its devices."""
 
     kind: Literal["preempted"] = "preempted"
+    node: str | None = None
     evidence: str = ""
 
 
@@ -220,6 +223,11 @@ class Infra(Frozen):
     kind: Literal["infra"] = "infra"
     cause: str
     evidence: str = ""
+    node: str | None = None
+    """Where it failed."""
+    blames: Literal["device", "node"] | None = None
+    """`device`: it reports a hardware error, or others hold its memory. `node`: what failed there may fail again, or
+    was bad luck. None: nothing of the place is to blame, as for a port that was taken."""
 
 
 class Rejected(Frozen):

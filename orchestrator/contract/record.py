@@ -46,6 +46,8 @@ class AttemptRecord(Frozen):
     launch_overhead_s: float | None = None
     """From dispatch to the start of the first training step."""
     outcome: Outcome | None = None
+    is_tried_elsewhere: bool = False
+    """A crash that may be the node's fault: it decides nothing, the next attempt goes to another node."""
     mfu: float | None = None
     hfu: float | None = None
 

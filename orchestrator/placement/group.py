@@ -5,10 +5,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import Cancelled, Hang, Infra, LostNode, OomHost, Outcome, Timeout
+from orchestrator.contract.outcome import (
+    Cancelled,
+    Crashed,
+    Hang,
+    Infra,
+    LostNode,
+    OomHost,
+    Outcome,
+    Preempted,
+    Timeout,
+)
 from orchestrator.contract.rank import RankRequest
 from orchestrator.contract.settle import RankEnd, settle
 from orchestrator.placement.environment import rank_environment
@@ -82,9 +93,9 @@ class Group:
                 )
             )
 
-    def cancel(self) -> None:
-        """End it; the outcome is `Cancelled`."""
-        self._end_now(Cancelled())
+    def end(self, outcome: Cancelled | Preempted) -> None:
+        """End it, with this outcome."""
+        self._end_now(outcome)
 
     def poll(self) -> Outcome | None:
         """Take in what happened; the outcome, stored in `outcome.json`, once no process is left."""
@@ -142,7 +153,7 @@ class Group:
             if now_s - self._started_s > BEGIN_DEADLINE_S:
                 where = self.hosts[late[0]].node
                 cause = f"rank {late[0]} did not start on node {where} within {BEGIN_DEADLINE_S:.0f} s"
-                self._end_now(Infra(cause=cause))
+                self._end_now(Infra(cause=cause, node=where, blames="node"))
             return
         if self._complete_s is None:
             # until then the first ranks had nobody to talk to: a cold template elsewhere may have taken a minute
@@ -180,9 +191,21 @@ class Group:
             self.hosts[rank].kill(self.attempt.token)
 
     def _over(self) -> Outcome:
-        outcome = self._verdict or self._hung() or self._surroundings() or settle(list(self._ends.values()))
+        outcome = self._verdict or self._hung() or self._surroundings() or self._settled()
         self._files.write_outcome(outcome)
         return outcome
+
+    def _settled(self) -> Outcome:
+        """What the ranks say, with the node of the one that decided by a cause of its own."""
+        outcome = settle(list(self._ends.values()))
+        match outcome:
+            case Crashed(rank=int(rank)) if not self._ends[rank].is_secondary:
+                return outcome.model_copy(update={"node": self.hosts[rank].node})
+            case Infra():
+                deciding = (end.rank for end in self._ends.values() if end.report and end.report.outcome == outcome)
+                return outcome.model_copy(update={"node": self.hosts[next(deciding)].node})
+            case _:
+                return outcome
 
     def _hung(self) -> Outcome | None:
         if self._silent_s is None:
@@ -195,15 +218,15 @@ class Group:
     def _surroundings(self) -> Outcome | None:
         """The outcome when a host broke: a lost node explains all else, the other causes only what has no report."""
         for rank, failed in self._failed.items():
-            if failed.cause == "node":
-                return LostNode(node=self.hosts[rank].node, evidence=failed.evidence)
+            if failed.cause in ("node", "preempted"):
+                return host_failure(failed, self.hosts[rank].node)
         own_cause = [end for end in self._ends.values() if end.report is not None and not end.has_succeeded]
         if any(not end.is_secondary for end in own_cause):
             return None
         for rank, failed in self._failed.items():
             if failed.cause == "host_memory":
                 return OomHost(phase=self._progress.phase(rank), rank=rank, evidence=failed.evidence)
-            return Infra(cause=failed.evidence.splitlines()[0], evidence=failed.evidence)
+            return host_failure(failed, self.hosts[rank].node)
         return None
 
     def _log_tail(self, rank: int) -> str:
@@ -214,3 +237,13 @@ class Group:
                 return log.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
+
+
+def host_failure(failed: RankFailed, node: str) -> LostNode | Preempted | Infra:
+    """The outcome where the surroundings of a rank on `node` broke, host memory left aside."""
+    if failed.cause == "node":
+        return LostNode(node=node, evidence=failed.evidence)
+    if failed.cause == "preempted":
+        return Preempted(node=node, evidence=failed.evidence)
+    blames: Literal["device", "node"] = "device" if failed.cause == "device" else "node"
+    return Infra(cause=failed.evidence.splitlines()[0], evidence=failed.evidence, node=node, blames=blames)

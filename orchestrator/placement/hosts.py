@@ -30,11 +30,12 @@ class RankEnded:
 class RankFailed:
     """The rank of `token` could not be run, or its surroundings broke under it; no process of it is left.
 
-    `node`: the node is gone. `host_memory`: Ray's memory monitor ended the surroundings. `infra`: all else.
+    `node`: the node is gone. `preempted`: it was taken away on purpose. `host_memory`: Ray's memory monitor ended the
+    surroundings. `device`: others hold memory of the device. `infra`: all else.
     """
 
     token: str
-    cause: Literal["node", "host_memory", "infra"]
+    cause: Literal["node", "preempted", "host_memory", "device", "infra"]
     evidence: str
 
 

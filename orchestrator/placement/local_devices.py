@@ -16,6 +16,9 @@ class LocalDevice:
     visible: str | None = None
     occupants: tuple[str, ...] = ()
     """Processes that compute on it, in words."""
+    used_bytes: int | None = None
+    memory_bytes: int | None = None
+    """In use on the whole device, and all that it has; None for a CPU slot."""
 
 
 def cpu_slots(threads_per_device: int) -> list[LocalDevice]:
@@ -51,10 +54,13 @@ def _gpu(index: int) -> LocalDevice:
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return LocalDevice(
         index=index,
         visible=pynvml.nvmlDeviceGetUUID(handle),
         occupants=tuple(_words(index, process.pid, process.usedGpuMemory) for process in processes),
+        used_bytes=memory.used,
+        memory_bytes=memory.total,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.contract.outcome import Outcome
+from orchestrator.contract.outcome import Cancelled, Outcome, Preempted
 from orchestrator.placement.group import Attempt, Group
 from orchestrator.placement.hosts import RankHost
 
@@ -35,10 +35,10 @@ class Supervisor:
         self._groups[attempt.token] = group
         group.start()
 
-    def cancel(self, token: str) -> None:
-        """End an attempt; unknown tokens have no effect."""
+    def end(self, token: str, outcome: Cancelled | Preempted) -> None:
+        """End an attempt, with this outcome; unknown tokens have no effect."""
         if token in self._groups:
-            self._groups[token].cancel()
+            self._groups[token].end(outcome)
 
     def collect(self) -> list[Finished]:
         """The attempts that are over since the last call; never blocks."""

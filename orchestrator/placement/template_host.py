@@ -172,9 +172,14 @@ class TemplateHost:
 
     def _rank_ended(self, token: str, status: int, leftovers: int) -> None:
         assert self._process is not None
-        strays = end_marked(TEMPLATE_VARIABLE, self._marker, spare=[self._process.pid])
-        evidence = self._oom.rise() if self._oom is not None else None
-        self._ready.append(RankEnded(token, status, leftovers + len(strays), evidence))
+        try:
+            strays = end_marked(TEMPLATE_VARIABLE, self._marker, spare=[self._process.pid])
+        except TimeoutError as error:
+            cause = f"what the trial left behind on node {self.node} cannot be ended: {error}"
+            self._ready.append(RankFailed(token, "device", cause))
+        else:
+            evidence = self._oom.rise() if self._oom is not None else None
+            self._ready.append(RankEnded(token, status, leftovers + len(strays), evidence))
         self._token = self._rank_pid = self._kill_at = None
 
     def _template_ended(self) -> None:

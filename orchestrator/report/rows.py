@@ -179,8 +179,8 @@ def describe(outcome: Outcome) -> str:
             return f"crashed in {phase}: {_first_line(error)}"
         case LostNode(node=node):
             return f"node {node} was lost"
-        case Preempted():
-            return "preempted"
+        case Preempted(node=node):
+            return f"preempted: node {node} was taken away" if node is not None else "preempted"
         case Cancelled():
             return "cancelled"
         case Infra(cause=cause):

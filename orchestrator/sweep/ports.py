@@ -18,6 +18,8 @@ class Launch:
     token: str
     directory: Path
     config: TrialConfig
+    avoid: frozenset[str] = frozenset()
+    """See `TrialPool.has_room`."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class TrialPool(Protocol):
         Later launches of that world size are spread over `nodes` nodes.
         """
 
-    def has_room(self, world_size: int) -> bool:
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
         """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long.
+
+        Nodes called as in `avoid` are left out, unless the others together could never hold the trial.
 
         Raises ClusterUnreachableError when the cluster is gone, or too small for any trial, for good.
         """

@@ -121,14 +121,15 @@ def classify(failure: Failure) -> Verdict:
 
 
 def _surroundings(failure: Failure) -> Verdict | None:
-    causes = (
-        (_ADDRESS_IN_USE, "a port of the rank group was taken by another process"),
-        (_DISK_FULL, "the disk is full"),
-        (_BROKEN_DEVICE, "the device reports a hardware error"),
+    causes: tuple[tuple[tuple[str, ...], str, Literal["device", "node"] | None], ...] = (
+        (_ADDRESS_IN_USE, "a port of the rank group was taken by another process", None),
+        (_DISK_FULL, "the disk is full", "node"),
+        (_BROKEN_DEVICE, "the device reports a hardware error", "device"),
     )
-    for texts, cause in causes:
+    for texts, cause, blames in causes:
         if _is_library_error(failure) and _has(failure, texts):
-            return Verdict(Infra(cause=cause, evidence=failure.evidence))
+            words = f"{cause}: {failure.first_line}" if blames == "device" else cause
+            return Verdict(Infra(cause=words, evidence=failure.evidence, blames=blames))
     return None
 
 

@@ -7,7 +7,7 @@ from pools.conformance import config
 from pools.stub_template import ok
 
 from orchestrator.contract.handoff import CONFIG_FILE, AttemptFiles, write_atomic
-from orchestrator.contract.outcome import Crashed, Hang, Infra, LostNode, OomHost, Outcome, Phase, Timeout
+from orchestrator.contract.outcome import Cancelled, Crashed, Hang, Infra, LostNode, OomHost, Outcome, Phase, Timeout
 from orchestrator.contract.rank import Event, RankReport, RankRequest
 from orchestrator.placement.group import (
     BEGIN_DEADLINE_S,
@@ -145,7 +145,7 @@ def test_a_consequence_whose_cause_stays_silent_is_not_waited_for(stage: Stage) 
 
 def test_a_lost_kill_is_said_again(stage: Stage) -> None:
     stage.begin()
-    stage.group.cancel()
+    stage.group.end(Cancelled())
     stage.after(0.0)
     stage.after(KILL_AGAIN_S)
     assert stage.kills == [2, 2]
@@ -239,7 +239,7 @@ def test_a_cause_of_the_candidate_wins_over_a_broken_host(stage: Stage) -> None:
     error = Crashed(phase=Phase.INIT, rank=0, error="ValueError: no")
     stage.end(0, 1, error)
     stage.hosts[1].next.append(RankFailed(TOKEN, "infra", "the template ended"))
-    assert stage.after(0.1) == error
+    assert stage.after(0.1) == error.model_copy(update={"node": "a"})
 
 
 def test_replies_about_another_attempt_are_dropped(stage: Stage) -> None:
