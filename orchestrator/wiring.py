@@ -16,6 +16,7 @@ from orchestrator.placement.local_devices import cpu_slots, gpus
 from orchestrator.placement.tracing import Untraceable
 from orchestrator.predict import flops
 from orchestrator.search.guided import Expected
+from orchestrator.search.ranking import is_per_device
 from orchestrator.space.candidates import Space
 from orchestrator.spec.sweep import Sampler, SearchSection, SweepSpec, TrackingSection
 from orchestrator.sweep.ledger import Ledger
@@ -63,7 +64,8 @@ def build_strategy(
     from orchestrator.backends.optuna_study import OptunaStrategy
 
     is_guided = forecaster is not None and _sampler_of(spec) is Sampler.GUIDED
-    expected = _expected(space, forecaster) if is_guided and forecaster is not None else None
+    per_device = is_per_device(spec.objective)
+    expected = _expected(space, forecaster, per_device) if is_guided and forecaster is not None else None
     loss_within = spec.limits.eval_loss_within
     return OptunaStrategy(space, spec.search, spec.objective, folder, records, expected, loss_within, say)
 
@@ -72,7 +74,7 @@ def _sampler_of(spec: SweepSpec) -> Sampler:
     return (spec.search or SearchSection()).sampler
 
 
-def _expected(space: Space, forecaster: Forecaster) -> dict[str, Expected] | None:
+def _expected(space: Space, forecaster: Forecaster, per_device: bool) -> dict[str, Expected] | None:
     """None where no speed is known of the device."""
     found = {}
     for candidate in space.candidates:
@@ -81,7 +83,8 @@ def _expected(space: Space, forecaster: Forecaster) -> dict[str, Expected] | Non
             return None
         capacity_bytes = forecast.verdict.capacity_bytes
         share = forecast.needed_bytes / capacity_bytes if capacity_bytes else 0.0
-        found[candidate.id] = Expected(forecast.tokens_per_second, share)
+        speed = forecast.tokens_per_second / (candidate.config.world_size if per_device else 1)
+        found[candidate.id] = Expected(speed, share)
     return found
 
 
@@ -113,14 +116,23 @@ def leave_out_hopeless(spec: SweepSpec, facts: Facts, space: Space, forecaster: 
 
 
 def build_forecaster(
-    spec: SweepSpec, facts: Facts, space: Space, cache: Path, say: Callable[[str], None]
+    spec: SweepSpec,
+    facts: Facts,
+    space: Space,
+    cache: Path,
+    say: Callable[[str], None],
+    devices_on_node: int | None = None,
 ) -> Forecaster | None:
-    """What predicts the trials of `space`, their model traced; None where it cannot be traced, which is said."""
+    """What predicts the trials of `space`, their model traced; None where it cannot be traced, which is said.
+
+    `devices_on_node`: what the largest node has, where the cluster is known.
+    """
 
     def progress(done: int, total: int) -> None:
         say(f"Tracing the model for predictions: {done} of {total} structures done.")
 
-    forecaster = sweep_forecaster(spec, facts, threads_per_rank(), cached_tracer(cache, progress=progress))
+    tracer = cached_tracer(cache, progress=progress)
+    forecaster = sweep_forecaster(spec, facts, threads_per_rank(), tracer, devices_on_node)
     try:
         forecaster.prepare(candidate.config for candidate in space.candidates)
     except Untraceable as error:

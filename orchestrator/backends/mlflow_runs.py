@@ -143,7 +143,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
     params = {
         "objective": ", ".join(f"{goal.goal} {goal.metric}" for goal in spec.objective),
         "sampler": (spec.search or SearchSection()).sampler.value,
-        "devices_per_trial": str(spec.resources.devices_per_trial),
+        "devices_per_trial": ", ".join(map(str, spec.resources.world_sizes)),
         "global_batch": str(spec.train.global_batch),
         "sequence_length": str(spec.data.sequence_length),
         "data": spec.data.path or spec.data.id or "",
@@ -208,6 +208,7 @@ def _params(trial: TrialRecord) -> dict[str, str]:
         **{name: ",".join(value) if isinstance(value, tuple) else _word(value) for name, value in knobs.items()},
         "gradient_accumulation": str(config.gradient_accumulation),
         "world_size": str(config.world_size),
+        **({"nodes": str(config.nodes)} if config.nodes is not None else {}),
         "global_batch": str(config.train.global_batch),
         "learning_rate": str(config.train.learning_rate),
         "sequence_length": str(config.data.sequence_length),

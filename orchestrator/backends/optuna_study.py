@@ -28,7 +28,7 @@ from orchestrator.backends.optuna_verdict import LOSS_CONSTRAINT, MEMORY_CONSTRA
 from orchestrator.contract.outcome import Ok, Outcome, OverLimit
 from orchestrator.contract.record import TrialRecord
 from orchestrator.search.guided import Expected, Suggestion
-from orchestrator.search.ranking import is_speed_alone, objective_values
+from orchestrator.search.ranking import is_guided, objective_values
 from orchestrator.space.candidates import Candidate, Illegal, Space
 from orchestrator.space.dimensions import Choice
 from orchestrator.spec.sweep import Objective, Sampler, SearchSection
@@ -45,7 +45,8 @@ class OptunaStrategy:
     """A Strategy that asks an Optuna sampler; the baseline comes first, and no candidate comes twice.
 
     `folder` is the sweep's folder, `records` its trials so far: those that are not final count as running. Equal seeds
-    and histories give equal candidates. `expected` is what `guided` knows beforehand, by candidate; None: nothing.
+    and histories give equal candidates. `expected` is what `guided` knows beforehand, by candidate, its speed in the
+    objective's terms; None: nothing.
     `loss_within`: by which fraction of the baseline's eval loss a trial may be above it to win; None: by any.
     `say` hears in a line when `guided` cannot do what it is there for.
     """
@@ -143,7 +144,7 @@ class OptunaStrategy:
 
     def _guided_sampler(self, expected: Mapping[str, Expected] | None) -> GuidedSampler | None:
         """None for objectives that it does not know; then TPE takes its place."""
-        if not is_speed_alone(self._objectives):
+        if not is_guided(self._objectives):
             self._say("guided searches for tokens_per_second alone: for these objectives tpe takes its place.")
             return None
         if expected is None:

@@ -18,6 +18,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model, write_atomic
 from orchestrator.contract.record import SweepRecord, SweepState
 from orchestrator.placement.forecast import Forecaster
+from orchestrator.placement.layouts import refused_layouts
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.promising import with_promising
 from orchestrator.search.cost import planned_tokens
@@ -95,20 +96,25 @@ def _drive(order: Order, ledger: Ledger) -> int:
             _restore_rows(order, ledger)
             return conclude(ledger, write_results(ledger), output)
         wiring.require_tracking(spec.tracking, output.say)
-        output.say(f"Sweep {spec.name}: looking at the model and the data.")
-        threads = wiring.threads_per_rank()
-        facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
-        space = build_space(spec, facts, threads)
-        _require_candidates(space, order.path)
-        _require_room(order, ledger, space)
-        if before is not None:
-            _require_same_data(ledger, facts)
-        _announce(space, facts, output)
         pool_name = request.pool or (before.pool if before else wiring.DEFAULT_POOL)
         pool = wiring.build_pool(pool_name, request.address)
         try:
-            pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
-            forecaster = _forecaster(order, facts, space)
+            # before the model and the data are looked at, which may take minutes
+            refused = refused_layouts(spec.resources.layouts, pool.check)
+            output.say(f"Sweep {spec.name}: looking at the model and the data.")
+            threads = wiring.threads_per_rank()
+            facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
+            space = build_space(spec, facts, threads)
+            if space.baseline is not None:
+                pool.check(*space.baseline.config.layout)
+            space = space.refusing(refused)
+            _require_candidates(space, order.path)
+            _require_room(order, ledger, space)
+            if before is not None:
+                _require_same_data(ledger, facts)
+            _announce(space, facts, output)
+            devices_on_node = max((node.devices for node in pool.cluster().nodes if node.is_alive), default=None)
+            forecaster = _forecaster(order, facts, space, devices_on_node)
             space = _with_promising(space, forecaster, output)
             space = wiring.leave_out_hopeless(spec, facts, space, forecaster)
             if space.left_out:
@@ -164,11 +170,12 @@ def _run(order: Order, ledger: Ledger, parts: _Parts) -> ResultFiles:
         return files
 
 
-def _forecaster(order: Order, facts: Facts, space: Space) -> Forecaster | None:
+def _forecaster(order: Order, facts: Facts, space: Space, devices_on_node: int | None) -> Forecaster | None:
     """What predicts the trials; None where nothing would use it or the user does without."""
     if not order.request.predictions or not wiring.uses_predictions(order.spec, facts):
         return None
-    return wiring.build_forecaster(order.spec, facts, space, order.request.home / CACHE_FOLDER, order.output.say)
+    cache = order.request.home / CACHE_FOLDER
+    return wiring.build_forecaster(order.spec, facts, space, cache, order.output.say, devices_on_node)
 
 
 def _with_promising(space: Space, forecaster: Forecaster | None, output: Output) -> Space:
@@ -209,7 +216,7 @@ def _require_room(order: Order, ledger: Ledger, space: Space) -> None:
     trials = max(0, min(bound, len(space.candidates)) - (0 if is_new else len(ledger.read_trials())))
     attempts = trials + spec.measure.confirm.top * spec.measure.confirm.repeats
     is_tracked = spec.tracking.enabled and spec.tracking.uri is None
-    disk.require_room(order.request.home, disk.needed(attempts, spec.resources.devices_per_trial, is_tracked))
+    disk.require_room(order.request.home, disk.needed(attempts, max(spec.resources.world_sizes), is_tracked))
 
 
 def _require_same_data(ledger: Ledger, facts: Facts) -> None:
@@ -222,6 +229,8 @@ def _require_same_data(ledger: Ledger, facts: Facts) -> None:
 
 
 def _announce(space: Space, facts: Facts, output: Output) -> None:
+    for reason, count in space.illegal.most_common() if space.has_refused else ():
+        output.say(f"Left out ({count}): {reason}.")
     for note in space.notes:
         output.say(f"Note: {note}.")
     left_out = f"{space.duplicates} duplicates and {sum(space.illegal.values())} illegal points left out"

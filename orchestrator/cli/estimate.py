@@ -9,7 +9,7 @@ from orchestrator.cli.estimate_answer import Answer, answer, show
 from orchestrator.cli.estimate_engine import EngineChoice, engine_choice, without_nvme
 from orchestrator.cli.estimate_model import NamedModel, TracedShape, named_model, traced_shape
 from orchestrator.cli.output import Output
-from orchestrator.contract.config import DataSource, TrainSettings, TrialConfig
+from orchestrator.contract.config import DataSource, Layout, TrainSettings, TrialConfig
 from orchestrator.contract.errors import SpecError, UsageError
 from orchestrator.contract.units import format_bytes, parse_size
 from orchestrator.placement.changes import helpful_changes
@@ -127,7 +127,7 @@ class _Run:
         assert isinstance(micro_batch, int)
         rows = micro_batch * request.devices
         global_batch = request.global_batch or rows
-        reason = why_illegal(canonical, global_batch, request.devices)
+        reason = why_illegal(canonical, global_batch, Layout(request.devices))
         if reason:
             raise UsageError(f"this cannot be run: {reason}")
         return TrialConfig(

@@ -7,7 +7,7 @@ from orchestrator.report.rows import odds
 from orchestrator.report.tables import NOTHING, Table
 from orchestrator.report.terminal import terminal_table
 from orchestrator.search.cost import TrainingCost
-from orchestrator.search.ranking import is_speed_alone
+from orchestrator.search.ranking import is_guided
 from orchestrator.spec.sweep import DOLLARS, Sampler, SweepSpec
 
 SHOWN_CANDIDATES = 12
@@ -51,7 +51,7 @@ def _end(plan: Plan, spec: SweepSpec) -> str:
     times += [format_money(budget.money, plan.currency or DOLLARS)] if budget.money is not None else []
     search = spec.search
     knows_gain = search is None or (search.sampler is Sampler.GUIDED and search.stop_below_gain > 0)
-    early = ", earlier once no candidate is worth its trial" if knows_gain and is_speed_alone(spec.objective) else ""
+    early = ", earlier once no candidate is worth its trial" if knows_gain and is_guided(spec.objective) else ""
     return f"Ends after {' or '.join(times)}{early}."
 
 

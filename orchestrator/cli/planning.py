@@ -5,17 +5,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from statistics import mean
 
 from orchestrator import wiring
 from orchestrator.cli.driving import CACHE_FOLDER
 from orchestrator.cli.output import Output
 from orchestrator.cli.plan_document import Plan, PlanCandidate, Predicted
 from orchestrator.cli.plan_text import show_plan
+from orchestrator.contract.config import Layout
 from orchestrator.contract.facts import Facts
 from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
+from orchestrator.placement.layouts import refused_layouts
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.preview import Preview, Terms, preview
 from orchestrator.placement.promising import merit, with_promising
@@ -64,7 +66,7 @@ def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_j
         facts = preflight(spec, str(path), cache, threads)
         space = build_space(spec, facts, threads)
         if request.pool == "local":
-            _check_local(loaded)
+            space = space.refusing(_refused_here(loaded))
         forecaster = wiring.build_forecaster(spec, facts, space, cache, output.say) if request.predictions else None
         forecasts: dict[str, Forecast] = {}
         if forecaster is not None:
@@ -82,9 +84,9 @@ def forecasts_of(candidates: Sequence[Candidate], forecaster: Forecaster) -> dic
     return forecasts | {each.id: forecaster.forecast(each.config) for each in ranked[:MAX_REPLAYS]}
 
 
-def _check_local(loaded: LoadedSpec) -> None:
+def _refused_here(loaded: LoadedSpec) -> dict[Layout, str]:
     with closing(wiring.build_pool("local", None)) as pool:
-        pool.check(loaded.spec.resources.devices_per_trial, loaded.spec.resources.nodes)
+        return refused_layouts(loaded.spec.resources.layouts, pool.check)
 
 
 def make_plan(loaded: LoadedSpec, facts: Facts, space: Space, forecasts: Mapping[str, Forecast]) -> Plan:
@@ -92,7 +94,10 @@ def make_plan(loaded: LoadedSpec, facts: Facts, space: Space, forecasts: Mapping
     spec = loaded.spec
     budget = spec.budget.trials
     price, tokens = price_of(spec.resources), planned_tokens(spec.train, facts.data)
-    whole = partial(training_cost, tokens, world_size=spec.resources.devices_per_trial, price=price)
+
+    def whole(tokens_per_second: float | None, world_size: int) -> TrainingCost | None:
+        return training_cost(tokens, tokens_per_second, world_size, price)
+
     candidates = [
         _candidate(each, forecasts.get(each.id), spec.limits.reject_probability, whole) for each in space.candidates
     ]
@@ -128,8 +133,8 @@ def _size(candidate: Candidate, knob: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-_Whole = Callable[[float | None], TrainingCost | None]
-"""The cost of the whole training at so many tokens/s."""
+_Whole = Callable[[float | None, int], TrainingCost | None]
+"""The cost of the whole training at so many tokens/s on so many devices."""
 
 
 def _candidate(
@@ -159,7 +164,7 @@ def _predicted(candidate: Candidate, forecast: Forecast, reject_probability: flo
         tokens_per_second=time.tokens_per_second if time else None,
         step_s=time.step_s if time else None,
         mfu=time.mfu if time else None,
-        training=whole(time.tokens_per_second if time else None),
+        training=whole(time.tokens_per_second if time else None, candidate.config.world_size),
     )
 
 
@@ -178,13 +183,10 @@ def _merit(each: PlanCandidate) -> tuple[float, ...]:
 def _preview(
     spec: SweepSpec, facts: Facts, candidates: Sequence[PlanCandidate], forecasts: Mapping[str, Forecast]
 ) -> Preview | None:
-    launchable = [
-        forecasts[each.candidate]
-        for each in candidates
-        if each.predicted is not None and not each.predicted.is_rejected
-    ]
-    world_size = spec.resources.devices_per_trial
-    side_by_side = wiring.lanes(facts.device, world_size)
+    launched = [each for each in candidates if each.predicted is not None and not each.predicted.is_rejected]
+    launchable = [forecasts[each.candidate] for each in launched]
+    world_size = mean(each.world_size for each in launched) if launched else 1
+    side_by_side = wiring.lanes(facts.device, max(spec.resources.world_sizes))
     if spec.resources.max_concurrent_trials is not None:
         side_by_side = min(side_by_side, spec.resources.max_concurrent_trials)
     confirm, is_confirmed = spec.measure.confirm, is_speed_first(spec.objective)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -169,6 +169,13 @@ NOT_IDENTITY: dict[str, bool | dict[str, bool]] = {
 """Parts of a `TrialConfig` that do not change what is run."""
 
 
+class Layout(NamedTuple):
+    """How many ranks a trial has, and over how many nodes they are spread alike; None: over as few as hold them."""
+
+    world_size: int
+    nodes: int | None = None
+
+
 class TrialConfig(Frozen):
     """Everything that the trial plane needs to run one trial on `world_size` ranks."""
 
@@ -180,6 +187,8 @@ class TrialConfig(Frozen):
     limits: Limits = Limits()
     measure: MeasureSettings = MeasureSettings()
     world_size: int = Field(ge=1)
+    nodes: int | None = Field(default=None, ge=1)
+    """See `Layout`."""
     gradient_accumulation: int = Field(ge=1)
     """`global_batch == micro_batch * gradient_accumulation * world_size`, exactly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -190,8 +199,20 @@ class TrialConfig(Frozen):
     @property
     def candidate(self) -> str:
         """Identity by content: 12 hex digits over all that changes what is run, not where its files lie."""
-        content = self.model_dump(mode="json", exclude=NOT_IDENTITY)
-        return content_hash(content)
+        return content_hash(self.identity())
+
+    @property
+    def layout(self) -> Layout:
+        """What its ranks need."""
+        return Layout(self.world_size, self.nodes)
+
+    def identity(self) -> dict[str, JsonValue]:
+        """All that changes what is run. Nodes that nobody asked for are left out, so that candidates keep the ids that
+        they had before a trial could ask for nodes."""
+        content: dict[str, JsonValue] = self.model_dump(mode="json", exclude=NOT_IDENTITY)
+        if self.nodes is None:
+            del content["nodes"]
+        return content
 
 
 def content_hash(content: JsonValue) -> str:

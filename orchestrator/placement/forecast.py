@@ -5,12 +5,13 @@ much is assumed at first and fitted to the trials that have run (`learn`), as ar
 clock's constants.
 """
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.config import Layout, TrialConfig
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.outcome import Measurement, OomDevice
 from orchestrator.contract.profile import Profile, TraceRequest
@@ -60,9 +61,19 @@ def cached_tracer(
     return lambda requests: trace_all(requests, cache, processes, progress)
 
 
-def sweep_forecaster(spec: SweepSpec, facts: Facts, threads_per_rank: int, trace: Tracer) -> "Forecaster":
-    """Predicts the trials of `spec` on the device and the rows that its preflight found."""
-    return Forecaster(sweep_platform(spec, facts, threads_per_rank), prepared_rows(facts.data), trace)
+def sweep_forecaster(
+    spec: SweepSpec, facts: Facts, threads_per_rank: int, trace: Tracer, devices_on_node: int | None = None
+) -> "Forecaster":
+    """Predicts the trials of `spec` on the device and the rows that its preflight found.
+
+    `devices_on_node`: see `orchestrator.placement.platform.sweep_platform`.
+    """
+
+    def platform_of(layout: Layout) -> Platform:
+        return sweep_platform(spec, facts, threads_per_rank, layout, devices_on_node)
+
+    first = platform_of(spec.resources.layouts[0])
+    return Forecaster(first, prepared_rows(facts.data), trace, platform_of=functools.cache(platform_of))
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,10 @@ class Forecast:
 
 
 class Forecaster:
-    """Predicts trials of one sweep on one platform. Profiles are traced by `trace` when they are first needed."""
+    """Predicts trials of one sweep on one kind of device. Profiles are traced by `trace` when they are first needed.
+
+    `platform_of` knows the platform of each layout; None: `platform` is that of all.
+    """
 
     def __init__(
         self,
@@ -101,7 +115,9 @@ class Forecaster:
         trace: Tracer,
         adjust: Callable[[TraceRequest], TraceRequest] = lambda request: request,
         adjust_job: Callable[[Job], Job] = lambda job: job,
+        platform_of: Callable[[Layout], Platform] | None = None,
     ) -> None:
+        self._platform_of = platform_of
         self.platform = platform
         self._rows = rows
         self._trace = trace
@@ -137,15 +153,15 @@ class Forecaster:
         if key not in self._profiles:
             self.prepare([config])
         profile = self._profile(key)
-        job = self._job(config, self._rows.longest_tokens)
-        capacity_bytes = self.platform.capacity_for(job)
+        job, platform = self._job(config, self._rows.longest_tokens), self._platform(config)
+        capacity_bytes = platform.capacity_for(job)
         spread = self._spread(key, profile, job)
-        verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread, replays=bool(replays))
+        verdict = judge(profile, job, platform.overhead, capacity_bytes, spread, replays=bool(replays))
         if replays is None and self._is_open(verdict):
-            verdict = judge(profile, job, self.platform.overhead, capacity_bytes, spread)
+            verdict = judge(profile, job, platform.overhead, capacity_bytes, spread)
         needed_bytes = self._corrected_bytes(key, verdict)
         odds = None if capacity_bytes is None else probability_fits(needed_bytes, capacity_bytes, spread)
-        host_limit_bytes, host_odds = self.platform.host_limit_bytes, 1.0
+        host_limit_bytes, host_odds = platform.host_limit_bytes, 1.0
         if host_limit_bytes is not None:
             host_odds = probability_fits(verdict.bill.peak_host_bytes, host_limit_bytes, _HOST_SPREAD)
             odds = host_odds if odds is None else odds * host_odds
@@ -168,7 +184,7 @@ class Forecaster:
         self._calibration = calibrate_memory(self._observations, self._prior(key, record.config))
 
     def _learn_speed(self, config: TrialConfig, profile: Profile, measurement: Measurement) -> None:
-        platform = self.platform
+        platform = self._platform(config)
         if platform.processor is None or platform.links is None:
             return
         work = step_work(profile, self._usual_job(config))
@@ -208,11 +224,14 @@ class Forecaster:
             raise found
         return found
 
+    def _platform(self, config: TrialConfig) -> Platform:
+        return self.platform if self._platform_of is None else self._platform_of(config.layout)
+
     def _job(self, config: TrialConfig, row_tokens: int) -> Job:
-        return self._adjust_job(job_of(config, self.platform.device, row_tokens, self.platform.ranks_on_node))
+        return self._adjust_job(job_of(config, self.platform.device, row_tokens, self._platform(config).ranks_on_node))
 
     def _time(self, config: TrialConfig, profile: Profile) -> StepTime | None:
-        platform = self.platform
+        platform = self._platform(config)
         if platform.processor is None or platform.links is None:
             return None
         job, padding = self._usual_job(config), self._rows.padding_fraction(config.knobs.micro_batch)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.contract.config import Precision
+from orchestrator.contract.config import Layout, Precision
 from orchestrator.contract.facts import Facts
 from orchestrator.predict.constants import CPU_CLOCK, CUDA_CLOCK, ClockConstants
 from orchestrator.predict.job import Job
@@ -54,9 +54,13 @@ class Platform:
         return max(0, min(known) - self.headroom_bytes) if known else None
 
 
-def sweep_platform(spec: SweepSpec, facts: Facts, threads_per_rank: int) -> Platform:
-    """Where the trials of `spec` run, as its preflight found it. Links are the table's, for the device's usual host."""
-    ranks_on_node = spec.resources.devices_per_trial // (spec.resources.nodes or 1)
+def sweep_platform(
+    spec: SweepSpec, facts: Facts, threads_per_rank: int, layout: Layout, devices_on_node: int | None = None
+) -> Platform:
+    """Where the trials of `spec` with `layout` run, as its preflight found it, on nodes that have at most
+    `devices_on_node` (None: as many as a trial wants). Links are the table's, for the device's usual host."""
+    packed = min(layout.world_size, devices_on_node or layout.world_size)
+    ranks_on_node = packed if layout.nodes is None else layout.world_size // layout.nodes
     rates: Processor | None = None
     links: Links | None = None
     limits_bytes = [spec.limits.device_memory]

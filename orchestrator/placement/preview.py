@@ -39,13 +39,13 @@ class Preview(Frozen):
 
 @dataclass(frozen=True)
 class Terms:
-    """How a sweep launches: at most `budget` trials of `world_size` devices, `lanes` of them side by side, and how many
-    runs confirm the best."""
+    """How a sweep launches: at most `budget` trials of `world_size` devices in the mean, `lanes` of them side by side,
+    and how many runs confirm the best."""
 
     measure: MeasureSettings
     budget: int | None
     lanes: int
-    world_size: int
+    world_size: float
     confirmations: int = 0
     price: Price | None = None
 

@@ -31,6 +31,8 @@ def objective_value(objective: Objective, record: TrialRecord) -> float | None:
     match objective.metric:
         case "tokens_per_second":
             return measurement.tokens_per_second
+        case "tokens_per_second_per_device":
+            return measurement.tokens_per_second / record.config.world_size
         case "peak_memory_bytes":
             return float(measurement.peak_memory_bytes)
         case "peak_resident_bytes":
@@ -50,6 +52,8 @@ def reported_value(objective: Objective, record: TrialRecord, figures: Reported)
     match objective.metric:
         case "tokens_per_second":
             return figures.tokens_per_second
+        case "tokens_per_second_per_device":
+            return figures.tokens_per_second / record.config.world_size
         case "peak_memory_bytes":
             return float(figures.peak_memory_bytes)
         case "peak_resident_bytes":
@@ -140,6 +144,16 @@ def is_speed_first(objectives: Sequence[Objective]) -> bool:
 def is_speed_alone(objectives: Sequence[Objective]) -> bool:
     """Whether the highest tokens/s is all that counts."""
     return [(goal.metric, goal.goal) for goal in objectives] == [("tokens_per_second", "maximize")]
+
+
+def is_guided(objectives: Sequence[Objective]) -> bool:
+    """Whether the sampler `guided` can search for it: the highest tokens/s of a trial, or of one of its devices."""
+    return is_speed_alone(objectives) or is_per_device(objectives)
+
+
+def is_per_device(objectives: Sequence[Objective]) -> bool:
+    """Whether the highest tokens/s of one device is all that counts."""
+    return [(goal.metric, goal.goal) for goal in objectives] == [("tokens_per_second_per_device", "maximize")]
 
 
 def best(

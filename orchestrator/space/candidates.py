@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from orchestrator.contract.config import Knobs, TrialConfig
+from orchestrator.contract.config import Layout, TrialConfig
 from orchestrator.contract.errors import SpecError
 from orchestrator.contract.facts import Facts
 from orchestrator.space.defaults import default_choices
@@ -15,7 +15,7 @@ from orchestrator.space.dimensions import Choice, Dimension, dimensions, walk
 from orchestrator.space.knobs import BY_NAME, Point, Setting, as_knobs, complete
 from orchestrator.space.label import label
 from orchestrator.space.trials import TrialBuilder
-from orchestrator.spec.sweep import KnobValue, SweepSpec
+from orchestrator.spec.sweep import LAYOUT_NAMES, KnobValue, ResourcesSection, SweepSpec
 
 MAX_POINTS = 5_000
 """Of more points than this, knobs without an effect left out, some are drawn instead of all listed: what is listed is
@@ -63,11 +63,17 @@ class Space:
     _resolver: "_Resolver" = field(repr=False)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Candidates that are not to be tried: why, by id."""
+    _refused: Mapping[Layout, str] = field(default_factory=dict, repr=False)
 
     @property
     def choices(self) -> dict[str, tuple[Choice, ...]]:
         """Choices by dimension, in the order in which a define-by-run sampler must ask for them."""
         return {dimension.name: dimension.choices for dimension in self.dimensions}
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether the cluster cannot place some of it."""
+        return bool(self._refused)
 
     @property
     def baseline(self) -> Candidate | None:
@@ -84,6 +90,13 @@ class Space:
         """This space without the candidates that `reasons` names by id."""
         kept = tuple(candidate for candidate in self.candidates if candidate.id not in reasons)
         return replace(self, candidates=kept, left_out={**self.left_out, **reasons})
+
+    def refusing(self, layouts: Mapping[Layout, str]) -> "Space":
+        """This space without the candidates of `layouts`: they are illegal for the reason that it gives."""
+        space = replace(self, _refused={**self._refused, **layouts})
+        reasons = {each.id: layouts[each.config.layout] for each in self.candidates if each.config.layout in layouts}
+        kept = tuple(candidate for candidate in self.candidates if candidate.id not in reasons)
+        return replace(space, candidates=kept, illegal=self.illegal + Counter(reasons.values()))
 
     def including(self, points: Iterable[Mapping[str, Choice]]) -> "Space":
         """This space with the candidates of `points` (choices by dimension) as well, as far as they are legal and new.
@@ -102,7 +115,9 @@ class Space:
 
         Choices that mean the same run give the same candidate. Raises KeyError for a choice that does not exist.
         """
-        return self._resolver.candidate(self._resolver.point(chosen))
+        outcome = self._resolver.candidate(self._resolver.point(chosen))
+        reason = self._refused.get(outcome.config.layout) if isinstance(outcome, Candidate) else None
+        return Illegal(reason) if reason is not None else outcome
 
     def choices_of(self, candidate: Candidate) -> dict[str, Choice] | None:
         """Choices that resolve to `candidate`, active dimensions only; None for a baseline outside of the choices."""
@@ -110,7 +125,7 @@ class Space:
         for dimension in self.dimensions:
             if not self.is_active(dimension.name, chosen):
                 continue
-            match = self._resolver.matching(dimension, candidate.config.knobs)
+            match = self._resolver.matching(dimension, candidate.config)
             if match is None:
                 return None
             chosen[dimension.name] = match
@@ -118,14 +133,14 @@ class Space:
 
 
 def build_space(spec: SweepSpec, facts: Facts, threads_per_rank: int = 1) -> Space:
-    """The space of `spec` for trials of `spec.resources.devices_per_trial` ranks.
+    """The space of `spec`, over every layout of `spec.resources`.
 
     Raises SpecError when the baseline is illegal.
     """
     searched = spec.search.knobs if spec.search is not None else default_choices(spec)
-    axes = dimensions(searched, spec.search)
+    axes = dimensions({**searched, **spec.resources.searched}, spec.search)
     fixed = _fixed(spec, axes)
-    resolver = _Resolver(fixed, facts, axes, TrialBuilder(spec, facts, threads_per_rank))
+    resolver = _Resolver(fixed, facts, axes, TrialBuilder(spec, facts, threads_per_rank), spec.resources)
     draws = max(DRAWN_POINTS, DRAWN_FOR_A_TRIAL * (spec.budget.trials or 0))
     points, is_sampled = _points(axes, fixed, spec.search.seed if spec.search else 0, draws)
     baseline = _baseline(spec, resolver.first_point(), resolver)
@@ -207,6 +222,7 @@ def _notes(
     for outcome in outcomes:
         if isinstance(outcome, Candidate):
             effective |= {name for name, value in outcome.config.knobs if value is not None}
+            effective |= set(LAYOUT_NAMES)
     for name in (name for axis in axes for name in axis.knobs):
         if effective and name not in effective:
             notes.append(f"{name} has no effect in any candidate: it needs that {BY_NAME[name].condition}")
@@ -221,8 +237,14 @@ class _Resolver:
     """Makes candidates of points and remembers them, so that one run is one candidate."""
 
     def __init__(
-        self, fixed: dict[str, KnobValue], facts: Facts, axes: tuple[Dimension, ...], builder: TrialBuilder
+        self,
+        fixed: dict[str, KnobValue],
+        facts: Facts,
+        axes: tuple[Dimension, ...],
+        builder: TrialBuilder,
+        resources: ResourcesSection,
     ) -> None:
+        self._resources = resources
         self._fixed = fixed
         self._axes = {axis.name: axis for axis in axes}
         self._searched = frozenset(name for axis in axes for name in axis.knobs)
@@ -241,19 +263,26 @@ class _Resolver:
         return self.point({axis.name: axis.choices[0] for axis in self._axes.values()})
 
     def candidate(self, point: Point, is_baseline: bool = False) -> Candidate | Illegal:
-        canonical = complete(point, self._setting)
-        key = tuple(canonical.values())
+        canonical, layout = complete(point, self._setting), self._layout(point)
+        key = (*canonical.values(), *layout)
         if key not in self._known:
-            self._known[key] = self._make(canonical, is_baseline)
+            self._known[key] = self._make(canonical, layout, is_baseline)
         return self._known[key]
 
-    def _make(self, canonical: dict[str, KnobValue | None], is_baseline: bool) -> Candidate | Illegal:
-        reason = self._builder.why_illegal(canonical) or self._missing_targets(canonical["lora_targets"])
+    def _layout(self, point: Point) -> Layout:
+        world_size = point.get("devices_per_trial") or self._resources.world_sizes[0]
+        nodes = point.get("nodes") or self._resources.node_counts[0]
+        assert isinstance(world_size, int)
+        assert nodes is None or isinstance(nodes, int)
+        return Layout(world_size, nodes)
+
+    def _make(self, canonical: dict[str, KnobValue | None], layout: Layout, is_baseline: bool) -> Candidate | Illegal:
+        reason = self._builder.why_illegal(canonical, layout) or self._missing_targets(canonical["lora_targets"])
         if reason:
             return Illegal(reason)
         knobs = as_knobs(canonical)
-        identity, config = self._builder.build(knobs)
-        return Candidate(identity, label(canonical, self._searched, identity), config, is_baseline)
+        identity, config = self._builder.build(knobs, layout)
+        return Candidate(identity, label(canonical, self._searched, identity, layout), config, is_baseline)
 
     def _missing_targets(self, targets: KnobValue | None) -> str:
         names = targets if isinstance(targets, tuple) else ()
@@ -262,12 +291,15 @@ class _Resolver:
             return ""
         return f"lora_targets {', '.join(missing)}: the model's linear layers are {', '.join(sorted(self._adaptable))}"
 
-    def matching(self, dimension: Dimension, knobs: Knobs) -> Choice | None:
-        """The first choice whose values, where they have an effect, are those of `knobs`."""
-        values = dict(knobs)
+    def matching(self, dimension: Dimension, config: TrialConfig) -> Choice | None:
+        """The first choice whose values, where they have an effect, are those of `config`."""
+        values = dict(config.knobs)
+        place = {"devices_per_trial": config.world_size, "nodes": config.nodes}
         for choice, entry in dimension.entries.items():
-            if all(values[name] == value for name, value in entry.items()):
+            if all({**values, **place}[name] == value for name, value in entry.items()):
                 return choice
+        if dimension.name in place:
+            return None
         for choice, entry in dimension.entries.items():
             if complete({**values, **entry}, self._setting) == values:
                 return choice

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from orchestrator.space.knobs import BY_NAME, KNOBS, Point
+from orchestrator.space.knobs import BY_NAME, Point
 from orchestrator.spec.sweep import KnobValue, SearchSection
 
 Choice = bool | int | float | str
@@ -52,7 +52,7 @@ def _told(names: tuple[str, ...], point: Mapping[str, KnobValue]) -> str:
     return ",".join(f"{name}={as_choice(point[name])}" for name in names)
 
 
-_POSITIONS = {knob.name: position for position, knob in enumerate(KNOBS)}
+_POSITIONS = {knob.name: position for position, knob in enumerate(BY_NAME.values())}
 
 
 def _position(name: str) -> int:

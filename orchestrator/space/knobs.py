@@ -175,7 +175,13 @@ KNOBS: tuple[Knob, ...] = (
     ),
 )
 
-BY_NAME: dict[str, Knob] = {knob.name: knob for knob in KNOBS}
+LAYOUT_KNOBS: tuple[Knob, ...] = (
+    Knob("devices_per_trial", "Devices of a trial, one for each rank.", _constant(1)),
+    Knob("nodes", "Nodes over which a trial's ranks are spread alike.", _constant(1)),
+)
+"""What `resources` may search beside the knobs: it changes where a trial runs."""
+
+BY_NAME: dict[str, Knob] = {knob.name: knob for knob in (*KNOBS, *LAYOUT_KNOBS)}
 
 
 def complete(point: Point, setting: Setting) -> dict[str, KnobValue | None]:

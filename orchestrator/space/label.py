@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from orchestrator.contract.config import Checkpointing, Method, Offload
+from orchestrator.contract.config import Checkpointing, Layout, Method, Offload
 from orchestrator.space.knobs import Point
 
 MAX_LABEL = 60
@@ -21,8 +21,9 @@ _SHORT = {
 }
 
 
-def label(canonical: Point, searched: Collection[str], candidate: str) -> str:
-    """E.g. `lora r16 z2 off-opt gc mb4 bf16`: the main knobs, then each other knob in `searched` that has an effect.
+def label(canonical: Point, searched: Collection[str], candidate: str, layout: Layout) -> str:
+    """E.g. `lora r16 z2 off-opt gc mb4 bf16`: the main knobs, then of the devices, the nodes and the other knobs each
+    in `searched` that has an effect.
 
     `canonical` is a point in canonical form. At most MAX_LABEL characters; a longer label is cut and ends with the
     beginning of the id `candidate`.
@@ -41,6 +42,10 @@ def label(canonical: Point, searched: Collection[str], candidate: str) -> str:
     if canonical["gradient_checkpointing"] == Checkpointing.FULL:
         words.append("gc")
     words += [f"mb{canonical['micro_batch']}", str(canonical["precision"])]
+    if "devices_per_trial" in searched:
+        words.append(f"{layout.world_size}dev")
+    if "nodes" in searched and layout.nodes is not None:
+        words.append(f"{layout.nodes}node{'s' * (layout.nodes != 1)}")
     for name, short in _SHORT.items():
         if name in searched and canonical[name] is not None:
             words.append(f"{short}{_count(canonical[name])}")

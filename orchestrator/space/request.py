@@ -1,12 +1,13 @@
 """What the preflight is asked for a spec: the model, the data, and every set of layers that some candidate adapts."""
 
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.contract.config import Precision
 from orchestrator.contract.facts import DataRequest, PreflightRequest
 from orchestrator.space.defaults import default_choices
 from orchestrator.space.trials import model_source
-from orchestrator.spec.sweep import KnobValue, SweepSpec
+from orchestrator.spec.sweep import KnobValue, ResourcesSection, SweepSpec
 
 
 def preflight_request(spec: SweepSpec, data_directory: Path, threads_per_rank: int = 1) -> PreflightRequest:
@@ -19,9 +20,18 @@ def preflight_request(spec: SweepSpec, data_directory: Path, threads_per_rank: i
         data_directory=str(data_directory.absolute()),
         lora_targets=lora_target_sets(spec),
         precisions=tuple(sorted(precisions)) or tuple(Precision),
-        device=spec.resources.device,
+        device=device_of(spec.resources),
         threads_per_rank=threads_per_rank,
     )
+
+
+def device_of(resources: ResourcesSection) -> Literal["auto", "cpu", "cuda"]:
+    """What the trial plane calls the spec's device: every kind of GPU is `cuda` there."""
+    match resources.device:
+        case "auto" | "cpu" as word:
+            return word
+        case _:
+            return "cuda"
 
 
 def lora_target_sets(spec: SweepSpec) -> tuple[tuple[str, ...], ...]:

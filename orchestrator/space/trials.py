@@ -1,9 +1,9 @@
 """Builds the trial of a point: derived accumulation, limits and measuring, with what forbids the point in words."""
 
 from orchestrator.contract.config import (
-    NOT_IDENTITY,
     DataSource,
     Knobs,
+    Layout,
     Limits,
     MeasureSettings,
     ModelSource,
@@ -40,7 +40,6 @@ class TrialBuilder:
 
     def __init__(self, spec: SweepSpec, facts: Facts, threads_per_rank: int) -> None:
         self._global_batch = spec.train.global_batch
-        self._world_size = spec.resources.devices_per_trial
         self._base = TrialConfig(
             knobs=Knobs.model_validate({"method": "full", "micro_batch": 1}),
             model=model_source(spec.model),
@@ -57,32 +56,38 @@ class TrialBuilder:
                 headroom_bytes=spec.limits.headroom,
             ),
             measure=MeasureSettings.model_validate(spec.measure.model_dump(include=set(MeasureSettings.model_fields))),
-            world_size=self._world_size,
+            world_size=spec.resources.layouts[0].world_size,
+            nodes=spec.resources.layouts[0].nodes,
             gradient_accumulation=1,
             device=facts.device,
             threads_per_rank=threads_per_rank,
         )
-        self._content = self._base.model_dump(mode="json", exclude=NOT_IDENTITY)
+        self._content = self._base.identity()
 
-    def why_illegal(self, canonical: Point) -> str:
+    def why_illegal(self, canonical: Point, layout: Layout) -> str:
         """Why the point cannot be run, with the arithmetic; empty when it can."""
-        return why_illegal(canonical, self._global_batch, self._world_size)
+        return why_illegal(canonical, self._global_batch, layout)
 
-    def build(self, knobs: Knobs) -> tuple[str, TrialConfig]:
+    def build(self, knobs: Knobs, layout: Layout) -> tuple[str, TrialConfig]:
         """The identity and the configuration of a legal point."""
-        accumulation = self._global_batch // (knobs.micro_batch * self._world_size)
-        config = self._base.model_copy(update={"knobs": knobs, "gradient_accumulation": accumulation})
+        accumulation = self._global_batch // (knobs.micro_batch * layout.world_size)
+        place = {"world_size": layout.world_size, "nodes": layout.nodes}
+        config = self._base.model_copy(update={"knobs": knobs, "gradient_accumulation": accumulation, **place})
         # the same as config.candidate, without dumping the model's config again for each of many thousand points
         content = {
             **self._content,
             "knobs": knobs.model_dump(mode="json"),
             "gradient_accumulation": accumulation,
+            **{name: count for name, count in place.items() if count is not None},
         }
         return content_hash(content), config
 
 
-def why_illegal(canonical: Point, global_batch: int, world_size: int) -> str:
-    """Why a canonical point cannot be run on `world_size` ranks, with the arithmetic; empty when it can."""
+def why_illegal(canonical: Point, global_batch: int, layout: Layout) -> str:
+    """Why a canonical point cannot be run on the ranks of `layout`, with the arithmetic; empty when it can."""
+    world_size = layout.world_size
+    if layout.nodes is not None and world_size % layout.nodes:
+        return f"devices_per_trial {world_size} is not divisible by nodes {layout.nodes}"
     micro_batch = canonical["micro_batch"]
     assert isinstance(micro_batch, int)
     rows = micro_batch * world_size

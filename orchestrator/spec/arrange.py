@@ -13,7 +13,7 @@ from orchestrator.contract.units import parse_duration
 from orchestrator.spec.knobs import KnobFault, knob_choices, knob_value, whole
 from orchestrator.spec.messages import show
 from orchestrator.spec.places import Fault, Path, Places, did_you_mean
-from orchestrator.spec.sweep import KNOB_NAMES, SearchSection, SweepSpec, TrainSection
+from orchestrator.spec.sweep import KNOB_NAMES, LAYOUT_NAMES, SearchSection, SweepSpec, TrainSection
 
 Mapping = dict[str, JsonValue]
 
@@ -64,7 +64,7 @@ class _Arranger:
             case "measure":
                 return self.measure(section)
             case "data" | "resources" | "budget" | "limits":
-                return {key: whole(value) for key, value in section.items()}
+                return {key: _whole_each(value) for key, value in section.items()}
             case _:
                 return section
 
@@ -87,11 +87,27 @@ class _Arranger:
             except KnobFault as fault:
                 self._fault(("search", name, *fault.below), str(fault))
         settings = {key: whole(value) for key, value in settings.items()}
-        if isinstance(settings.get("baseline"), dict):
-            settings["baseline"] = self._point(("search", "baseline"), settings["baseline"])
+        baseline = settings.get("baseline")
+        if isinstance(baseline, dict):
+            settings["baseline"] = self._baseline(baseline)
         if isinstance(settings.get("paired"), list):
             settings["paired"] = self._paired(settings["paired"])
         return {**settings, "knobs": choices}
+
+    def _baseline(self, entry: Mapping) -> JsonValue:
+        """A point that may say its layout too."""
+        layout: Mapping = {}
+        for name in LAYOUT_NAMES:
+            value = whole(entry.get(name, 1))
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                text = f"must be a whole number of at least 1, not {show(value)}"
+                self._fault(("search", "baseline", name), text)
+            elif name in entry:
+                layout[name] = value
+        knobs = {name: value for name, value in entry.items() if name not in LAYOUT_NAMES}
+        point = self._point(("search", "baseline"), knobs)
+        assert isinstance(point, dict)
+        return {**point, **layout}
 
     def one_place_a_knob(self, train: JsonValue, search: JsonValue, arranged: JsonValue) -> None:
         """A knob that stands in `train` and in `search` is a fault, and leaves the arranged search."""
@@ -189,6 +205,10 @@ class _Arranger:
 
     def _unknown(self, path: Path, known: list[str] | tuple[str, ...], what: str) -> None:
         self.faults.append(self.places.key_fault(path, f"unknown {what}; {did_you_mean(str(path[-1]), known)}"))
+
+
+def _whole_each(value: JsonValue) -> JsonValue:
+    return [whole(item) for item in value] if isinstance(value, list) else whole(value)
 
 
 def _as_json(value: object) -> JsonValue:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from orchestrator.spec.places import Fault, Places
-from orchestrator.spec.sweep import SearchSection, SweepSpec
+from orchestrator.spec.places import Fault, Places, did_you_mean
+from orchestrator.spec.sweep import ANY_DEVICES, SearchSection, SweepSpec
 
 _PATHS = (("model", "path"), ("data", "path"), ("data", "tokenizer"))
 
@@ -60,18 +60,30 @@ def check_spec(spec: SweepSpec, places: Places, allow_remote_code: bool) -> list
     if spec.measure.min_steps > spec.measure.max_steps:
         text = f"min_steps {spec.measure.min_steps} is greater than max_steps {spec.measure.max_steps}; swap them"
         faults.append(places.fault(("measure", "min_steps"), text))
-    devices = spec.resources.devices_per_trial
-    if spec.train.global_batch % devices:
-        text = (
-            f"{spec.train.global_batch} is not divisible by devices_per_trial {devices}; write a multiple of {devices}"
-        )
+    sizes = spec.resources.world_sizes
+    if all(spec.train.global_batch % size for size in sizes):
+        devices = ", ".join(map(str, sizes))
+        multiple = f"write a multiple of {devices}" if len(sizes) == 1 else "write a multiple of one of them"
+        text = f"{spec.train.global_batch} is not divisible by devices_per_trial {devices}; {multiple}"
         faults.append(places.fault(("train", "global_batch"), text))
     metrics = [objective.metric for objective in spec.objective]
     for position, metric in enumerate(metrics):
         if metric in metrics[:position]:
             faults.append(places.fault(("objective", position), f"{metric} stands twice; keep one"))
-    faults += _quality_faults(spec, places) + _cost_faults(spec, places)
+    faults += _device_faults(spec, places) + _quality_faults(spec, places) + _cost_faults(spec, places)
     return faults + (_search_faults(spec, spec.search, places) if spec.search else [])
+
+
+def _device_faults(spec: SweepSpec, places: Places) -> list[Fault]:
+    device = spec.resources.device
+    if device in ANY_DEVICES:
+        return []
+    from orchestrator.spec.hardware import BY_KEY  # brings numpy in
+
+    if device in BY_KEY:
+        return []
+    text = f"{device!r} is not auto, cpu, cuda or a key of the device table; {did_you_mean(device, BY_KEY)}"
+    return [places.fault(("resources", "device"), text)]
 
 
 def _quality_faults(spec: SweepSpec, places: Places) -> list[Fault]:

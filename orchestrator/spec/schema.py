@@ -11,7 +11,8 @@ from pydantic import JsonValue, TypeAdapter
 
 from orchestrator.contract.config import Knobs, MeasureSettings
 from orchestrator.spec.arrange import GOAL_WORDS
-from orchestrator.spec.sweep import KNOB_NAMES, Objective, SweepSpec
+from orchestrator.spec.hardware import BY_KEY
+from orchestrator.spec.sweep import ANY_DEVICES, KNOB_NAMES, LAYOUT_NAMES, Objective, SweepSpec
 
 SCHEMA_ID = "sweep-v1.schema.json"
 
@@ -34,7 +35,9 @@ def spec_schema() -> Schema:
     _knobs_in_place(definitions, "TrainSection", "fixed", {name: _reference(name) for name in KNOB_NAMES})
     _knobs_in_place(definitions, "SearchSection", "knobs", {name: _choices(name) for name in KNOB_NAMES})
     search = _properties(definitions, "SearchSection")
-    search["baseline"] = {"$ref": "#/$defs/point"}
+    knobs = _mapping(definitions["point"])
+    counts: Schema = {name: {"type": "integer", "minimum": 1} for name in LAYOUT_NAMES}
+    search["baseline"] = {**knobs, "properties": {**_mapping(knobs["properties"]), **counts}}
     search["paired"] = {"type": "array", "items": {"$ref": "#/$defs/point", "minProperties": 2}}
     limits, budget = _properties(definitions, "LimitsSection"), _properties(definitions, "BudgetSection")
     for name in limits.keys() - {"reject_probability", "eval_loss_within"}:
@@ -42,6 +45,7 @@ def spec_schema() -> Schema:
     budget["time"] = _or_text(budget["time"], _DURATION)
     resources = _properties(definitions, "ResourcesSection")
     resources["price_per_device_hour"] = _or_text(resources["price_per_device_hour"], {"type": "string"})
+    _mapping(resources["device"])["enum"] = [*ANY_DEVICES, *BY_KEY]
     measure = _properties(definitions, "MeasureSection")
     for name in MeasureSettings.model_fields:
         if name.endswith("_s"):

@@ -1,12 +1,13 @@
 """The sweep spec, version 1: what a user asks for, validated at birth."""
 
+import itertools
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
-from orchestrator.contract.config import Frozen, Knobs, MeasureSettings, TrainSettings
+from orchestrator.contract.config import Frozen, Knobs, Layout, MeasureSettings, TrainSettings
 from orchestrator.contract.units import parse_duration, parse_size
 
 KnobValue = bool | int | float | str | tuple[str, ...]
@@ -39,6 +40,26 @@ def _count_of(unit: str, example: str, other: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _counts(value: Any) -> Any:
+    """One whole number, or a tuple of several that are searched."""
+    if isinstance(value, str | bool | float | dict):
+        raise ValueError(f"must be a whole number, not {value!r}; to search it, a list such as [1, 2, 4]")
+    if not isinstance(value, list | tuple):
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"must be at least 1, not {value}")
+        return value
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 1:
+            raise ValueError(f"must list whole numbers of at least 1, not {item!r}")
+    if not value or len(set(value)) < len(value):
+        raise ValueError("must list different numbers, at least one")
+    return value[0] if len(value) == 1 else tuple(value)
+
+
+ANY_DEVICES = ("auto", "cpu", "cuda")
+"""Words of `resources.device` that name no kind of GPU."""
+
+
 def _exactly_one(sources: dict[str, object]) -> None:
     """Raise ValueError unless exactly one of `sources` is given."""
     given = [name for name, value in sources.items() if value is not None]
@@ -49,6 +70,10 @@ def _exactly_one(sources: dict[str, object]) -> None:
 
 Bytes = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+Counts = Annotated[
+    Annotated[int, Field(ge=1)] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)],
+    BeforeValidator(_counts),
+]
 
 
 class ModelSection(Frozen):
@@ -141,9 +166,15 @@ class TrainSection(TrainSettings):
 class Objective(Frozen):
     """A metric and where it should go."""
 
-    metric: Literal["tokens_per_second", "peak_memory_bytes", "peak_resident_bytes", "mfu", "step_s", "eval_loss"] = (
-        "tokens_per_second"
-    )
+    metric: Literal[
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "peak_resident_bytes",
+        "mfu",
+        "step_s",
+        "eval_loss",
+        "tokens_per_second_per_device",
+    ] = "tokens_per_second"
     goal: Literal["maximize", "minimize"] = "maximize"
 
 
@@ -168,26 +199,52 @@ class LimitsSection(Frozen):
 
 
 class ResourcesSection(Frozen):
-    """Devices of each trial, and over how many nodes they are spread (None: as few as hold them).
+    """Devices of each trial, and over how many nodes they are spread (None: as few as hold them); several of either
+    are searched.
 
-    `price_per_device_hour` is in `currency`, which every sum of money of the sweep is in too.
+    `device` is a kind of GPU by its key in `orchestrator.spec.hardware`, or one of ANY_DEVICES. `price_per_device_hour`
+    is in `currency`, which every sum of money of the sweep is in too.
     """
 
-    devices_per_trial: int = Field(default=1, ge=1)
-    nodes: int | None = Field(default=None, ge=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    devices_per_trial: Counts = 1
+    nodes: Counts | None = None
+    device: str = "auto"
     max_concurrent_trials: int | None = Field(default=None, ge=1)
     price_per_device_hour: float | None = Field(default=None, gt=0)
     currency: Annotated[str, BeforeValidator(_currency)] = DOLLARS
 
     @model_validator(mode="after")
     def _nodes_share_alike(self) -> "ResourcesSection":
-        if self.nodes is not None and self.devices_per_trial % self.nodes:
+        if not self.layouts:
+            wanted = ", ".join(map(str, self.world_sizes))
+            nodes = ", ".join(map(str, self.node_counts))
             raise ValueError(
-                f"devices_per_trial {self.devices_per_trial} is not divisible by nodes {self.nodes}; "
+                f"devices_per_trial {wanted} is not divisible by nodes {nodes}; "
                 "each node of a trial gives the same number of devices"
             )
         return self
+
+    @property
+    def world_sizes(self) -> tuple[int, ...]:
+        """Every number of devices that a trial may have, in the order of the spec."""
+        found = self.devices_per_trial
+        return found if isinstance(found, tuple) else (found,)
+
+    @property
+    def node_counts(self) -> tuple[int | None, ...]:
+        """Every number of nodes that a trial may have, in the order of the spec."""
+        return self.nodes if isinstance(self.nodes, tuple) else (self.nodes,)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Every layout of a trial in which each node gives the same number of devices."""
+        both = itertools.product(self.world_sizes, self.node_counts)
+        return tuple(Layout(size, nodes) for size, nodes in both if nodes is None or size % nodes == 0)
+
+    @property
+    def searched(self) -> dict[str, tuple[int, ...]]:
+        """The choices of what is searched, by name."""
+        return {name: choices for name in LAYOUT_NAMES if isinstance(choices := getattr(self, name), tuple)}
 
 
 class ConfirmSection(Frozen):
@@ -249,3 +306,5 @@ class SweepSpec(Frozen):
 
 
 KNOB_NAMES = tuple(Knobs.model_fields)
+LAYOUT_NAMES = ("devices_per_trial", "nodes")
+"""Words of `resources` that may be searched; a baseline may name them too."""

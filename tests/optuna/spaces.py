@@ -71,10 +71,10 @@ def search(knobs: dict[str, tuple[object, ...]], sampler: Sampler, **fields: obj
     return SearchSection.model_validate({"sampler": sampler, "knobs": knobs, **fields})
 
 
-def space_of(section: SearchSection, global_batch: int = 64) -> Space:
+def space_of(section: SearchSection, global_batch: int = 64, **sections: object) -> Space:
     """The space of a search section."""
     train = TrainSection(global_batch=global_batch, learning_rate=1e-4)
-    return build_space(spec(search=section, train=train), facts())
+    return build_space(spec(search=section, train=train, **sections), facts())
 
 
 def device(candidate: Candidate) -> Outcome:

@@ -1,18 +1,20 @@
 """The guided sampler inside a sweep's strategy and inside a study of one's own."""
 
+import math
 from pathlib import Path
 
 import optuna
+from fakes import ok
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 from spaces import MEDIUM, SMALL, SPEED, SPEED_AND_MEMORY, Session, device, search, space_of
 
 from orchestrator.backends.guided_sampler import GuidedSampler
 from orchestrator.backends.optuna_study import OptunaStrategy
-from orchestrator.contract.outcome import Ok
+from orchestrator.contract.outcome import Ok, Outcome
 from orchestrator.search.guided import Expected
-from orchestrator.space.candidates import Space
-from orchestrator.spec.sweep import Sampler
+from orchestrator.space.candidates import Candidate, Space
+from orchestrator.spec.sweep import Objective, ResourcesSection, Sampler
 
 LAUNCHES = 8
 
@@ -73,6 +75,34 @@ def test_it_says_that_tpe_takes_its_place(tmp_path: Path) -> None:
     strategy = OptunaStrategy(space, section, SPEED_AND_MEMORY, tmp_path, say=said.append)
     strategy.close()
     assert said == ["guided searches for tokens_per_second alone: for these objectives tpe takes its place."]
+
+
+def test_it_searches_for_the_speed_of_one_device_over_trials_of_several_sizes(tmp_path: Path) -> None:
+    """Four devices are faster together, and each of them at three quarters: one device is the best that can be had."""
+    section = search({"method": ("lora",), "lora_rank": (8,), "micro_batch": (1, 2, 4, 8)}, Sampler.GUIDED)
+    space = space_of(section, resources=ResourcesSection(devices_per_trial=(1, 2, 4)))
+
+    def speed(candidate: Candidate) -> float:
+        config = candidate.config
+        return config.world_size ** (1 + math.log(0.75, 4)) * 100 * config.knobs.micro_batch**0.5
+
+    def measure(candidate: Candidate) -> Outcome:
+        return ok(tokens_per_second=speed(candidate))
+
+    expected = {each.id: Expected(speed(each) / each.config.world_size, 0.5) for each in space.candidates}
+    per_device = (Objective(metric="tokens_per_second_per_device"),)
+    session = Session(space, section, tmp_path, per_device)
+    session.strategy.close()
+    session.strategy = OptunaStrategy(space, section, per_device, tmp_path, (), expected)
+    session.run(3, measure)
+    asked = [record.config for record in session.records]
+    assert (asked[0].world_size, asked[0].knobs.micro_batch) == (1, 8)
+    session = Session(space, section, tmp_path / "whole")
+    session.strategy.close()
+    whole = {each.id: Expected(speed(each), 0.5) for each in space.candidates}
+    session.strategy = OptunaStrategy(space, section, SPEED, tmp_path / "whole", (), whole)
+    session.run(1, measure)
+    assert session.records[0].config.world_size == 4
 
 
 def test_a_prediction_that_the_trials_contradict_is_dropped_and_it_says_so_once(tmp_path: Path) -> None:

@@ -28,6 +28,16 @@ def test_the_fastest_that_fits_is_first_and_the_rest_is_left_out() -> None:
     assert best.trial == 3
 
 
+def test_with_more_devices_a_trial_is_faster_and_each_device_may_be_slower() -> None:
+    wide = trial(1, ok(30.0))
+    wide = wide.model_copy(update={"config": config(world_size=4)})
+    records = [trial(0, ok(10.0)), wide]
+    per_device = (Objective(metric="tokens_per_second_per_device"),)
+    assert numbers(ranking.ranked(SPEED, records)) == [1, 0]
+    assert numbers(ranking.ranked(per_device, records)) == [0, 1]
+    assert ranking.objective_values(per_device, wide) == (7.5,)
+
+
 def test_ties_go_to_the_smaller_peak_then_to_the_earlier_trial() -> None:
     records = [trial(0, ok(10.0, 900)), trial(1, ok(10.0, 500)), trial(2, ok(10.0, 500))]
     assert numbers(ranking.ranked(SPEED, records)) == [1, 2, 0]
