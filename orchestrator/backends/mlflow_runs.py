@@ -18,16 +18,19 @@ from orchestrator.contract.outcome import (
     Diverged,
     Infra,
     Invalid,
+    LostNode,
     Measurement,
     Ok,
     OomDevice,
     OomHost,
     Outcome,
     OverLimit,
+    Preempted,
     Rejected,
 )
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import GIB
+from orchestrator.placement.quarantine import excluded_nodes
 from orchestrator.search import ranking
 from orchestrator.search.cost import price_of, sweep_cost
 from orchestrator.search.quality import lossy
@@ -139,6 +142,7 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
         "mlflow.note.content": _note(sweep, spec, best, launched),
         **({"currency": spec.resources.currency} if price_of(spec.resources) is not None else {}),
         **({"best.trial": str(best.trial), "best.candidate": best.candidate} if best else {}),
+        **({"nodes.excluded": _excluded_words(trials)} if excluded_nodes(trials) else {}),
     }
     params = {
         "objective": ", ".join(f"{goal.goal} {goal.metric}" for goal in spec.objective),
@@ -168,6 +172,10 @@ def sweep_content(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> RunConte
             points=(*_best_so_far(spec.objective, ended, barred), *totals),
         )
     )
+
+
+def _excluded_words(trials: Sequence[TrialRecord]) -> str:
+    return "; ".join(f"{each.node} ({', '.join(each.evidence)})" for each in excluded_nodes(trials))
 
 
 def _loggable(content: RunContent) -> RunContent:
@@ -262,6 +270,8 @@ def _outcome_tags(outcome: Outcome | None) -> dict[str, str]:
                 **({"exit_code": str(code)} if code is not None else {}),
                 **({"signal": signal} if signal else {}),
             }
+        case LostNode(evidence=text) | Preempted(evidence=text) if text:
+            return {"error": _first_line(text)}
         case Invalid(reason=text) | Infra(cause=text) | Diverged(evidence=text):
             return {"error": _first_line(text)}
         case Rejected(probability_fits=probability, needed_bytes=needed_bytes):

@@ -75,6 +75,7 @@ class LineView:
         self._output = output
         self._progress = _Progress(ledger)
         self._rejected = 0
+        self._warned: set[str] = set()
 
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""
@@ -92,6 +93,7 @@ class LineView:
             return
         if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
             return
+        self._tell_excluded(summary)
         row = next(each for each in summary.rows if each.trial == trial.trial)
         left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
         left = f", about {format_duration(left_s)} left" if left_s else ""
@@ -117,6 +119,13 @@ class LineView:
             text += f", {format_rate(last.outcome.measurement.tokens_per_second)} tokens/s"
         found = trial.measurement.tokens_per_second if trial.measurement is not None else 0.0
         self._output.say(f"confirming trial {trial.trial} {trial.label}: {text} ({format_rate(found)} in the search)")
+
+    def _tell_excluded(self, summary: Summary) -> None:
+        """Each node once."""
+        for each, warning in zip(summary.excluded, summary.node_warnings, strict=True):
+            if each.node not in self._warned:
+                self._warned.add(each.node)
+                self._output.say(f"Warning: {warning}")
 
     def _tell_rejected(self, label: str, outcome: Rejected) -> None:
         """The first ones, then now and then: there may be thousands."""
@@ -189,7 +198,8 @@ class LiveView:
         parts.append(self._running(summary))
         ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
         parts += [Text(f"  trial {row.trial} {row.label}: {result_text(row)}", style=_style(row)) for row in ended]
-        remarks = [*([summary.loss_warning] if summary.loss_warning else []), *self._remarks[-3:]]
+        warnings = [*([summary.loss_warning] if summary.loss_warning else []), *summary.node_warnings]
+        remarks = [*warnings, *self._remarks[-3:]]
         parts += [Text(remark, style="yellow") for remark in remarks]
         return Group(*parts)
 

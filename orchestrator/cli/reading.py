@@ -47,6 +47,8 @@ class StatusRow(Frozen):
     elapsed_s: float
     remaining_s: float | None
     """Estimated from the trials so far; None unless the sweep runs and one has ended."""
+    excluded_nodes: dict[str, tuple[str, ...]] = {}
+    """Nodes that get no more trials while others can hold them, with what was seen there."""
     reason: str
 
 
@@ -98,6 +100,7 @@ def status_row(summary: Summary) -> StatusRow:
         baseline_speedup=best.baseline_speedup if best else None,
         elapsed_s=elapsed_s,
         remaining_s=remaining_s(summary, elapsed_s) if is_running else None,
+        excluded_nodes={each.node: each.evidence for each in summary.excluded},
         reason=sweep.reason,
     )
 
@@ -126,9 +129,12 @@ def show_status(name: str | None, home: Path, as_json: bool) -> None:
     """
     output = Output(as_json)
     if name is not None:
-        row = status_row(read_summary(home, name))
+        summary = read_summary(home, name)
+        row = status_row(summary)
         output.document(row)
         _show_rows([row], output)
+        for warning in summary.node_warnings:
+            output.show(warning)
         return
     listed = [_listed_row(ledger) for ledger in list_sweeps(home)]
     documents: list[JsonValue] = [row.model_dump(mode="json") for row in listed]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from orchestrator.contract.facts import Facts
 from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.contract.units import format_rate
+from orchestrator.placement.quarantine import ExcludedNode, excluded_nodes
 from orchestrator.report.rows import TrialRow, trial_row
 from orchestrator.search import ranking
 from orchestrator.search.cost import Price, SweepCost, price_of, sweep_cost
@@ -48,6 +49,16 @@ class Summary:
     cost: SweepCost
     eval_loss_within: float | None = None
     """How far a winner's eval loss may be above the baseline's, as a fraction of it."""
+    excluded: tuple[ExcludedNode, ...] = ()
+    """Nodes that fail what others pass, with what was seen there."""
+
+    @property
+    def node_warnings(self) -> tuple[str, ...]:
+        """A line for each excluded node."""
+        return tuple(
+            f"Node {each.node} gets no more trials while others can hold them: {'; '.join(each.evidence[:2])}."
+            for each in self.excluded
+        )
 
     @property
     def ended(self) -> tuple[TrialRow, ...]:
@@ -151,6 +162,7 @@ def summarize(sweep: SweepRecord, trials: Sequence[TrialRecord], facts: Facts | 
         else (),
         cost=cost,
         eval_loss_within=within,
+        excluded=excluded_nodes(trials),
     )
 
 

@@ -177,6 +177,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
     if summary.not_launched:
         lines.append(_rejected_line(summary.not_launched))
     lines += cost_headline(summary)
+    lines += summary.node_warnings
     if summary.sweep.reason and summary.sweep.state is not SweepState.RUNNING:
         lines.append(f"The sweep is {summary.sweep.state}: {summary.sweep.reason}.")
     return tuple(lines)
