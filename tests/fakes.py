@@ -178,11 +178,21 @@ class FakePool:
     def check(self, world_size: int, nodes: int | None) -> None:
         return None
 
-    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
-        return len(self.running) < self._slots
+    def use(self, kind: str | None) -> None:
+        return None
+
+    def waits_for(self) -> str:
+        return ""
+
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset(), nodes: int | None = None) -> bool:
+        return self.free_slots >= world_size
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - sum(launch.config.world_size for launch, _ in self.running.values())
 
     def launch(self, launch: Launch) -> None:
-        assert self.has_room(launch.config.world_size), "launched without room"
+        assert self.has_room(launch.config.world_size, nodes=launch.config.nodes), "launched without room"
         assert AttemptFiles(launch.directory).read_config() == launch.config
         self.launched.append(launch)
         self.running[launch.token] = (launch, time.monotonic())

@@ -12,7 +12,7 @@ from orchestrator.placement.group import Attempt
 from orchestrator.placement.lanes import check, place
 from orchestrator.placement.local_devices import LocalDevice, cpu_slots, gpus
 from orchestrator.placement.ports import free_port
-from orchestrator.placement.supervisor import Supervisor
+from orchestrator.placement.supervisor import Supervisor, place_name
 from orchestrator.placement.template_host import DEFAULT_TEMPLATE, TemplateHost
 from orchestrator.sweep.ports import Ended, Launch
 
@@ -56,7 +56,14 @@ class LocalPool:
         """See `TrialPool`."""
         check(self.cluster(), world_size, nodes)
 
-    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
+    def use(self, kind: str | None) -> None:
+        """See `TrialPool`. There is one node, so one kind."""
+
+    def waits_for(self) -> str:
+        """See `TrialPool`. The node is this one."""
+        return ""
+
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset(), nodes: int | None = None) -> bool:
         """See `TrialPool`. There is no other node than this one."""
         return len(self._free_hosts()) >= world_size and place(self.cluster(), world_size, None) is not None
 
@@ -94,7 +101,7 @@ class LocalPool:
         ended = []
         for finished in self._supervisor.collect():
             del self._used[finished.token], self._ports[finished.token]
-            ended.append(Ended(finished.token, finished.outcome, finished.node))
+            ended.append(Ended(finished.token, finished.outcome, place_name(finished.nodes), finished.nodes))
         return ended
 
     def _free_hosts(self) -> list[TemplateHost]:

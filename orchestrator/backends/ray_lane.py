@@ -1,6 +1,10 @@
-"""A lane: one placement group over the chosen nodes, and one seat for each of its devices."""
+"""A lane: one device of a node that is kept for the sweep, with the seat that runs ranks on it.
 
-from collections import Counter
+A trial takes as many lanes as it has ranks. A lane knows nothing of the others, so that trials of any size and spread
+follow one another on warm templates; it is reserved by a placement group of its own, which ends with the driver.
+"""
+
+from collections.abc import Collection
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -15,59 +19,14 @@ _NODE_LABEL = "ray.io/node-id"
 
 
 class Lane:
-    """`seats` lists the node of each rank, in rank order. Creation returns at once; Ray works in the background."""
+    """One device of `node`. Creation returns at once; Ray works in the background."""
 
-    def __init__(self, seats: list[RayNode], shape: DeviceShape, module: str, threads_per_device: int) -> None:
-        self._seats = tuple(seats)
-        self.nodes = tuple(node.key for node in seats)
-        self._group = placement_group(
-            [dict(shape.bundle) for _ in seats],
-            strategy="PACK",
-            bundle_label_selector=[{_NODE_LABEL: node.key} for node in seats],
-        )
-        self.hosts = tuple(
-            RayHost(self._seat(index, node, shape, module, threads_per_device), node)
-            for index, node in enumerate(seats)
-        )
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether one of its seats is gone."""
-        return any(host.is_broken for host in self.hosts)
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether one of its nodes is about to be taken away."""
-        return any(host.is_draining for host in self.hosts)
-
-    def tell_draining(self, nodes: frozenset[str]) -> None:
-        """`nodes`, by id, are about to be taken away."""
-        for host, key in zip(self.hosts, self.nodes, strict=True):
-            host.is_draining = host.is_draining or key in nodes
-
-    def is_on(self, names: frozenset[str]) -> bool:
-        """Whether one of its nodes is called as in `names`."""
-        return any(node.is_one_of(names) for node in self._seats)
-
-    @property
-    def held(self) -> Counter[str]:
-        """Devices that it holds, by node id."""
-        return Counter(self.nodes)
-
-    def close(self) -> None:
-        """End its templates and give the devices back."""
-        closing = [host.seat.close.remote() for host in self.hosts if not host.is_broken]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_DEADLINE_S)
-        # seats end with their group; a template that is still there ends when its seat's pipe closes
-        remove_placement_group(self._group)
-
-    def _seat(
-        self, index: int, node: RayNode, shape: DeviceShape, module: str, threads_per_device: int
-    ) -> ray.actor.ActorHandle:
+    def __init__(self, node: RayNode, shape: DeviceShape, module: str, threads_per_device: int) -> None:
+        self.node = node
+        self._group = placement_group([dict(shape.bundle)], bundle_label_selector=[{_NODE_LABEL: node.key}])
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._group,
-            placement_group_bundle_index=index,
+            placement_group_bundle_index=0,
             placement_group_capture_child_tasks=False,
         )
         actor = ray.remote(
@@ -77,4 +36,29 @@ class Lane:
             num_gpus=shape.bundle.get("GPU", 0.0),
             scheduling_strategy=strategy,
         )(Seat)
-        return actor.remote(node.name, module, threads_per_device, shape.resource == "GPU")
+        seat = actor.remote(node.name, module, threads_per_device, shape.resource == "GPU")
+        self.host = RayHost(seat, node)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its seat is gone."""
+        return self.host.is_broken
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether its node is about to be taken away."""
+        return self.host.is_draining
+
+    def tell_draining(self) -> None:
+        """Its node is about to be taken away."""
+        self.host.is_draining = True
+
+    @staticmethod
+    def close(lanes: Collection["Lane"]) -> None:
+        """End the templates of `lanes` and give their devices back."""
+        closing = [lane.host.seat.close.remote() for lane in lanes if not lane.is_broken]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_DEADLINE_S)
+        for lane in lanes:
+            # seats end with their group; a template that is still there ends when its seat's pipe closes
+            remove_placement_group(lane._group)

@@ -2,22 +2,33 @@
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import ray
+from ray.autoscaler.sdk import request_resources
 
 from orchestrator.backends.ray_connect import Pulse, join, start_private
 from orchestrator.backends.ray_lane import Lane
-from orchestrator.backends.ray_view import RayNode, cluster_view, device_shape, draining_nodes, living_nodes
+from orchestrator.backends.ray_view import (
+    RayNode,
+    cluster_view,
+    coming_nodes,
+    device_shape,
+    draining_nodes,
+    living_nodes,
+)
+from orchestrator.contract.config import Layout
 from orchestrator.contract.errors import ClusterUnreachableError, UnplaceableError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Infra, Outcome, Preempted
+from orchestrator.contract.units import format_duration
 from orchestrator.placement.cluster import ClusterView
 from orchestrator.placement.group import Attempt, host_failure
-from orchestrator.placement.lanes import check, place
-from orchestrator.placement.supervisor import Supervisor
+from orchestrator.placement.lanes import check, lacks_nodes, place
+from orchestrator.placement.supervisor import Supervisor, place_name
 from orchestrator.placement.template_host import DEFAULT_TEMPLATE
-from orchestrator.sweep.ports import Ended, Launch
+from orchestrator.sweep.ports import NODE_TIMEOUT_S, Ended, Launch
 
 POLL_INTERVAL_S = 0.1
 """Upper bound between two looks at the running groups; a reply of a seat ends the wait at once."""
@@ -27,8 +38,6 @@ DRAINS_INTERVAL_S = 0.5
 """How often Ray is asked which nodes are about to be taken away."""
 LEAVE_BEFORE_S = 3.0
 """A trial on such a node is ended so long before the node's time, so that its ranks are gone and its end is told."""
-NODES_DEADLINE_S = 60.0
-"""How long a cluster that has become too small for any trial is waited for."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -37,7 +46,7 @@ class _Opening:
     """A launched attempt whose lane has yet to name the port of the rank group."""
 
     launch: Launch
-    lane: Lane
+    lanes: list[Lane]
     port: ray.ObjectRef
     since_s: float
 
@@ -46,7 +55,8 @@ class RayPool:
     """See `orchestrator.sweep.ports.TrialPool`.
 
     `address` is the `host:port` of a cluster's head; None starts a private cluster on this machine, of `cpus` CPUs
-    (None: all cores). A device is a GPU, or in a cluster without GPUs `threads_per_device` CPUs.
+    (None: all cores). A device is a GPU, or in a cluster without GPUs `threads_per_device` CPUs. A cluster that has
+    become too small for the next trial, with nothing running, is waited for `node_timeout_s`.
     """
 
     def __init__(
@@ -55,7 +65,10 @@ class RayPool:
         threads_per_device: int = 1,
         template_module: str = DEFAULT_TEMPLATE,
         cpus: int | None = None,
+        node_timeout_s: float = NODE_TIMEOUT_S,
     ) -> None:
+        self._node_timeout_s = node_timeout_s
+        self._lack = ""
         self._connection = start_private(cpus) if address is None else join(address)
         self._pulse = Pulse(self._connection.address)
         self._is_lost = False
@@ -65,46 +78,51 @@ class RayPool:
         self._module = template_module
         self._supervisor = Supervisor()
         self._lanes: list[Lane] = []
-        self._busy: dict[str, Lane] = {}
+        self._busy: dict[str, list[Lane]] = {}
         self._opening: dict[str, _Opening] = {}
         self._ports: dict[str, int] = {}
-        self._spread: dict[int, int | None] = {}
         self._ended: list[Ended] = []
+        self._kind: str | None = None
+        self._requested: Layout | None = None
 
     def cluster(self) -> ClusterView:
         """See `TrialPool`."""
         self._feel_pulse()
-        return self._view(living_nodes())
+        return self._view(self._nodes())
+
+    def use(self, kind: str | None) -> None:
+        """See `TrialPool`."""
+        self._kind = kind
 
     def check(self, world_size: int, nodes: int | None) -> None:
         """See `TrialPool`."""
         check(self.cluster(), world_size, nodes)
-        self._spread[world_size] = nodes
 
-    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset(), nodes: int | None = None) -> bool:
         """See `TrialPool`."""
         self._feel_pulse()
         self._hear_of_drains()
-        avoid = self._avoidable(world_size, avoid)
-        if self._idle(world_size, avoid) is not None:
-            return True
+        layout = Layout(world_size, nodes)
         try:
-            has_seats = self._seats(world_size, avoid) is not None
+            has_seats = self._seats(layout, self._avoidable(layout, avoid)) is not None
         except UnplaceableError as error:
-            self._wait_for_nodes(error)
+            self._wait_for_nodes(str(error))
+            return False
+        if not has_seats and lacks_nodes(self._view(self._nodes()), world_size, nodes):
+            self._ask_for_nodes(layout)
             return False
         self._too_small_s = None
         return has_seats
 
     def launch(self, launch: Launch) -> None:
         """See `TrialPool`."""
-        world_size = launch.config.world_size
-        avoid = self._avoidable(world_size, launch.avoid)
-        lane = self._idle(world_size, avoid) or self._open(world_size, avoid)
-        assert lane is not None, "launch is called only while has_room is true"
-        self._busy[launch.token] = lane
-        port = lane.hosts[0].seat.port.remote()
-        self._opening[launch.token] = _Opening(launch, lane, port, time.monotonic())
+        layout = launch.config.layout
+        seats = self._seats(layout, self._avoidable(layout, launch.avoid))
+        assert seats is not None, "launch is called only while has_room is true"
+        lanes = self._lanes_on(seats)
+        self._busy[launch.token] = lanes
+        port = lanes[0].host.seat.port.remote()
+        self._opening[launch.token] = _Opening(launch, lanes, port, time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """See `TrialPool`."""
@@ -128,8 +146,10 @@ class RayPool:
     def close(self) -> None:
         """See `TrialPool`."""
         # without a head every call about a lane would block; seats end when their node gives up on the head
-        for lane in [] if self._is_lost else self._lanes:
-            lane.close()
+        if not self._is_lost:
+            Lane.close(self._lanes)
+            if self._requested is not None:
+                request_resources(bundles=[])
         self._lanes.clear()
         self._connection.close()
 
@@ -140,33 +160,54 @@ class RayPool:
             self._is_lost = True
             raise
 
-    def _wait_for_nodes(self, error: UnplaceableError) -> None:
-        """A cluster that has become too small may grow back; once nothing runs, it gets `NODES_DEADLINE_S`."""
+    def waits_for(self) -> str:
+        """See `TrialPool`."""
+        return self._lack if self._too_small_s is not None else ""
+
+    def _wait_for_nodes(self, lack: str) -> None:
+        """A cluster that has become too small may grow back; once nothing runs, it gets the node timeout."""
         now_s = time.monotonic()
         if self._busy or self._too_small_s is None:
             self._too_small_s = now_s
-        if now_s - self._too_small_s > NODES_DEADLINE_S:
-            raise ClusterUnreachableError(f"the cluster has lost nodes and none came back: {error}") from error
+        left_s = self._node_timeout_s - (now_s - self._too_small_s)
+        if left_s <= 0:
+            raise ClusterUnreachableError(
+                f"no node came within {format_duration(self._node_timeout_s)} (--node-timeout): {lack}; bring nodes "
+                "back, then run the same command again to resume"
+            )
+        until = "while others run" if self._busy else f"at most {format_duration(left_s)} (--node-timeout)"
+        self._lack = f"waiting for nodes, {until}: {lack}"
+
+    def _ask_for_nodes(self, layout: Layout) -> None:
+        """Tell the autoscaler what the next trial needs, once, and wait for it."""
+        if self._requested != layout:
+            shape = device_shape(self._nodes(), self._threads)
+            request_resources(bundles=[dict(shape.bundle)] * layout.world_size)
+            self._requested = layout
+        devices = f"{layout.world_size} devices" + (f" on {layout.nodes} nodes" if layout.nodes is not None else "")
+        self._wait_for_nodes(f"the next trial needs {devices}, and the autoscaler was asked for them")
+
+    def _nodes(self) -> list[RayNode]:
+        """Living nodes of the kind that the sweep uses."""
+        return [node for node in living_nodes() if self._kind is None or node.kind == self._kind]
 
     def _view(self, nodes: list[RayNode]) -> ClusterView:
-        own = sum((lane.held for lane in self._lanes), Counter[str]())
-        return cluster_view(nodes, device_shape(nodes, self._threads), own)
+        own = Counter(lane.node.key for lane in self._lanes)
+        shape = device_shape(nodes, self._threads)
+        return cluster_view(nodes, shape, own, coming_nodes(shape, self._kind, len(nodes)))
 
-    def _idle(self, world_size: int, avoid: frozenset[str]) -> Lane | None:
-        busy = {id(lane) for lane in self._busy.values()}
-        for lane in self._lanes:
-            is_fit = len(lane.hosts) == world_size and not lane.is_broken and not lane.is_on(avoid)
-            if id(lane) not in busy and is_fit:
-                return lane
-        return None
+    @property
+    def _idle(self) -> list[Lane]:
+        busy = {id(lane) for lanes in self._busy.values() for lane in lanes}
+        return [lane for lane in self._lanes if id(lane) not in busy and not lane.is_broken and not lane.is_draining]
 
-    def _avoidable(self, world_size: int, avoid: frozenset[str]) -> frozenset[str]:
+    def _avoidable(self, layout: Layout, avoid: frozenset[str]) -> frozenset[str]:
         """`avoid`, or nothing where the other nodes could never hold the trial."""
         if not avoid:
             return avoid
-        others = [node for node in living_nodes() if not node.is_one_of(avoid)]
+        others = [node for node in self._nodes() if not node.is_one_of(avoid)]
         try:
-            check(self._view(others), world_size, self._spread.get(world_size))
+            check(self._view(others), *layout)
         except UnplaceableError:
             return frozenset()
         return avoid
@@ -178,79 +219,71 @@ class RayPool:
             return
         self._drains_due_s = now_s + DRAINS_INTERVAL_S
         deadlines_s = draining_nodes()
-        busy = {id(lane): token for token, lane in self._busy.items()}
-        for lane in list(self._lanes):
-            ends_s = [deadlines_s[key] for key in lane.nodes if key in deadlines_s]
-            if not ends_s:
-                continue
-            lane.tell_draining(frozenset(deadlines_s))
+        busy = {id(lane): token for token, lanes in self._busy.items() for lane in lanes}
+        for lane in [lane for lane in self._lanes if lane.node.key in deadlines_s]:
+            lane.tell_draining()
             token = busy.get(id(lane))
             if token is None:
-                self._drop(lane)
-            elif min(ends_s) - time.time() < LEAVE_BEFORE_S:
+                self._drop([lane])
+            elif deadlines_s[lane.node.key] - time.time() < LEAVE_BEFORE_S:
                 self._leave(token, lane)
 
     def _leave(self, token: str, lane: Lane) -> None:
-        host = next(host for host in lane.hosts if host.is_draining)
+        host = lane.host
         outcome = Preempted(node=host.node, evidence=f"Ray drains node {host.node}: it is about to be taken away")
         self._supervisor.end(token, outcome)
         if token in self._opening:
             self._give_up(self._opening[token], outcome)
 
-    def _seats(self, world_size: int, avoid: frozenset[str]) -> list[RayNode] | None:
-        """Nodes for the ranks of a new lane, on devices that nobody and no busy lane of ours holds."""
-        nodes = [node for node in living_nodes() if not node.is_one_of(avoid)]
+    def _seats(self, layout: Layout, avoid: frozenset[str]) -> list[RayNode] | None:
+        """The node of each rank, on devices that nobody and no trial of ours holds; warm ones where those suffice."""
+        nodes = [node for node in self._nodes() if not node.is_one_of(avoid)]
         view = self._view(nodes)
-        busy = sum((lane.held for lane in self._busy.values()), Counter[str]())
-        free = [
-            node_view.model_copy(update={"free_devices": node_view.free_devices - busy[node.key]})
-            for node_view, node in zip(view.nodes, nodes, strict=True)
-        ]
-        shares = place(view.model_copy(update={"nodes": tuple(free)}), world_size, self._spread.get(world_size))
-        if shares is None:
-            return None
-        by_name = {node.name: node for node in nodes}
-        return [by_name[share.node] for share in shares for _ in range(share.devices)]
+        busy = Counter(lane.node.key for lanes in self._busy.values() for lane in lanes)
+        warm = Counter(lane.node.key for lane in self._idle)
+        free = {
+            node.key: node_view.free_devices - busy[node.key] for node, node_view in zip(nodes, view.nodes, strict=True)
+        }
+        for most in (warm, free):
+            views = tuple(
+                node_view.model_copy(update={"free_devices": min(free[node.key], most[node.key])})
+                for node, node_view in zip(nodes, view.nodes, strict=True)
+            )
+            shares = place(view.model_copy(update={"nodes": views}), *layout)
+            if shares is not None:
+                by_name = {node.name: node for node in nodes}
+                return [by_name[share.node] for share in shares for _ in range(share.devices)]
+        return None
 
-    def _open(self, world_size: int, avoid: frozenset[str]) -> Lane | None:
-        seats = self._seats(world_size, avoid)
-        if seats is None:
-            return None
-        self._make_way(Counter(node.key for node in seats))
-        lane = Lane(seats, device_shape(living_nodes(), self._threads), self._module, self._threads)
-        self._lanes.append(lane)
-        return lane
+    def _lanes_on(self, seats: list[RayNode]) -> list[Lane]:
+        """An idle lane for each of `seats`, or a new one."""
+        shape, idle, lanes = device_shape(self._nodes(), self._threads), self._idle, []
+        for node in seats:
+            lane = next((lane for lane in idle if lane.node.key == node.key), None)
+            if lane is None:
+                lane = Lane(node, shape, self._module, self._threads)
+                self._lanes.append(lane)
+            else:
+                idle.remove(lane)
+            lanes.append(lane)
+        return lanes
 
-    def _make_way(self, wanted: Counter[str]) -> None:
-        """Close idle lanes that hold devices of the `wanted` nodes beyond what is free there."""
-        nodes = living_nodes()
-        unheld = {node.key: view.free_devices for node, view in zip(nodes, self._view(nodes).nodes, strict=True)}
-        for lane in self._lanes:
-            for key, devices in lane.held.items():
-                unheld[key] = unheld.get(key, 0) - devices
-        busy = {id(lane) for lane in self._busy.values()}
-        for lane in [lane for lane in self._lanes if id(lane) not in busy]:
-            if any(unheld.get(key, 0) < wanted[key] for key in wanted if key in lane.held):
-                self._drop(lane)
-                for key, devices in lane.held.items():
-                    unheld[key] += devices
-
-    def _drop(self, lane: Lane) -> None:
-        lane.close()
-        self._lanes.remove(lane)
+    def _drop(self, lanes: Collection[Lane]) -> None:
+        Lane.close(lanes)
+        for lane in lanes:
+            self._lanes.remove(lane)
 
     def _start_opened(self) -> None:
         for token, opening in list(self._opening.items()):
             if ray.wait([opening.port], timeout=0)[0]:
                 self._start(opening)
             elif time.monotonic() - opening.since_s > LANE_DEADLINE_S:
-                nodes = ", ".join(sorted({host.node for host in opening.lane.hosts}))
-                cause = f"Ray did not start the lane on {nodes} within {LANE_DEADLINE_S:.0f} s"
-                first = opening.lane.hosts[0].node
+                first = opening.lanes[0].node.name
+                cause = f"Ray did not start the lane on {first} within {LANE_DEADLINE_S:.0f} s"
                 self._give_up(self._opening[token], Infra(cause=cause, node=first, blames="node"))
 
     def _start(self, opening: _Opening) -> None:
-        launch, hosts = opening.launch, opening.lane.hosts
+        launch, hosts = opening.launch, [lane.host for lane in opening.lanes]
         try:
             port: int = ray.get(opening.port)
         except ray.exceptions.ActorUnavailableError:
@@ -265,7 +298,7 @@ class RayPool:
             return
         del self._opening[launch.token]
         self._ports[launch.token] = port
-        is_one_node = len(set(opening.lane.nodes)) == 1
+        is_one_node = len({lane.node.key for lane in opening.lanes}) == 1
         address = _LOOPBACK if is_one_node else hosts[0].address
         self._supervisor.start(Attempt(launch.token, launch.directory.resolve(), launch.config, address, port), hosts)
 
@@ -273,22 +306,22 @@ class RayPool:
         token = opening.launch.token
         AttemptFiles(opening.launch.directory).write_outcome(outcome)
         del self._opening[token], self._busy[token]
-        self._drop(opening.lane)
-        self._ended.append(Ended(token, outcome, opening.lane.hosts[0].node))
+        self._drop(opening.lanes)
+        nodes = tuple(lane.node.name for lane in opening.lanes)
+        self._ended.append(Ended(token, outcome, place_name(nodes), nodes))
 
     def _collect(self) -> list[Ended]:
         ended, self._ended = self._ended, []
         for finished in self._supervisor.collect():
-            lane = self._busy.pop(finished.token)
+            lanes = self._busy.pop(finished.token)
             del self._ports[finished.token]
-            if lane.is_broken or lane.is_draining:
-                self._drop(lane)
-            ended.append(Ended(finished.token, finished.outcome, finished.node))
+            self._drop([lane for lane in lanes if lane.is_broken or lane.is_draining])
+            ended.append(Ended(finished.token, finished.outcome, place_name(finished.nodes), finished.nodes))
         return ended
 
     def _sleep(self, timeout_s: float) -> None:
         pending = [opening.port for opening in self._opening.values()]
-        pending += [ref for lane in self._busy.values() for host in lane.hosts for ref in host.pending]
+        pending += [ref for lanes in self._busy.values() for lane in lanes for ref in lane.host.pending]
         if pending:
             ray.wait(pending, num_returns=1, timeout=timeout_s)
         else:

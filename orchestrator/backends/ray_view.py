@@ -21,6 +21,8 @@ class RayNode:
     resources: Mapping[str, float]
     long_name: str = ""
     """What it is called where several nodes share a host name."""
+    kind: str | None = None
+    """What its GPUs are in Ray's word, such as `A100`."""
 
     def is_one_of(self, names: Collection[str]) -> bool:
         """Whether `names` holds it, under either name."""
@@ -53,9 +55,41 @@ def living_nodes() -> list[RayNode]:
             long_name=_long_name(node["NodeManagerHostname"], node["NodeID"]),
             address=node["NodeManagerAddress"],
             resources=node["Resources"],
+            kind=_kind(node["Resources"], node.get("Labels", {})),
         )
         for node in alive
     ]
+
+
+_KIND_RESOURCE, _KIND_LABEL = "accelerator_type:", "ray.io/accelerator-type"
+"""How Ray tells a node's kind of accelerator (`ray._common.utils`, `ray._private.resource_and_label_spec`)."""
+
+
+def _kind(resources: Mapping[str, float], labels: Mapping[str, str]) -> str | None:
+    told = (name.removeprefix(_KIND_RESOURCE) for name in sorted(resources) if name.startswith(_KIND_RESOURCE))
+    return labels.get(_KIND_LABEL) or next(told, None)
+
+
+def coming_nodes(shape: DeviceShape, kind: str | None, living: int) -> tuple[NodeView, ...]:
+    """What an autoscaler may add, by the cluster's configuration: its groups up to their greatest sizes, less the nodes
+    that live. Empty without an autoscaler. `kind`: of this kind alone, as far as a group tells one."""
+    config = state.get_cluster_config()
+    found = []
+    for group in config.node_group_configs if config is not None else ():
+        devices = shape.count(group.resources)
+        told = _kind(group.resources, {})
+        if devices and (kind is None or told is None or told == kind):
+            found += [(group.name or "group", devices)] * min(max(group.max_count, 0), MOST_COMING)
+    # which of the living nodes belong to which group is not told: the smallest of what may come count as there
+    found = sorted(found, key=lambda each: -each[1])[: max(0, len(found) - living)]
+    return tuple(
+        NodeView(name=f"{name}+{number}", address="", devices=devices, free_devices=0, is_alive=False, kind=kind)
+        for number, (name, devices) in enumerate(found)
+    )
+
+
+MOST_COMING = 1000
+"""Of one group: some have no bound."""
 
 
 def _name(host: str, key: str, hosts: Counter[str]) -> str:
@@ -105,12 +139,15 @@ def device_shape(nodes: list[RayNode], threads_per_device: int) -> DeviceShape:
     return DeviceShape("GPU", "GPU", {"GPU": 1.0, "CPU": float(min(threads_per_device, spare))})
 
 
-def cluster_view(nodes: list[RayNode], shape: DeviceShape, own: Mapping[str, int]) -> ClusterView:
+def cluster_view(
+    nodes: list[RayNode], shape: DeviceShape, own: Mapping[str, int], coming: tuple[NodeView, ...] = ()
+) -> ClusterView:
     """All devices. `own` counts by node id the devices that our lanes hold; they count as free."""
     available = available_resources_per_node()
     return ClusterView(
         nodes=tuple(_node_view(node, shape, available.get(node.key, {}), own.get(node.key, 0)) for node in nodes),
         device_kind=shape.kind,
+        coming=coming,
     )
 
 
@@ -119,4 +156,11 @@ def _node_view(node: RayNode, shape: DeviceShape, available: Mapping[str, float]
     free = min(devices, shape.count(available) + own)
     held = devices - free
     occupants = (f"other Ray jobs hold {held} of {devices} {shape.kind}s",) if held else ()
-    return NodeView(name=node.name, address=node.address, devices=devices, free_devices=free, occupants=occupants)
+    return NodeView(
+        name=node.name,
+        address=node.address,
+        devices=devices,
+        free_devices=free,
+        occupants=occupants,
+        kind=node.kind if shape.resource == "GPU" else None,
+    )

@@ -14,6 +14,8 @@ class NodeView(Frozen):
     is_alive: bool = True
     occupants: tuple[str, ...] = ()
     """Who else uses devices here, in words, where it can be known."""
+    kind: str | None = None
+    """What its devices are, in the cluster's own word, such as `A100`; None where it does not say."""
 
 
 class ClusterView(Frozen):
@@ -22,6 +24,8 @@ class ClusterView(Frozen):
     nodes: tuple[NodeView, ...]
     device_kind: str
     """What a device is called in messages: `GPU` or `CPU slot`."""
+    coming: tuple[NodeView, ...] = ()
+    """Nodes that an autoscaler may add to those that live."""
 
     @property
     def devices(self) -> int:

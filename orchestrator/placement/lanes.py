@@ -1,4 +1,8 @@
-"""Which devices a trial gets: packed on as few nodes as hold it, or spread as the spec asks; or why not."""
+"""Which devices a trial gets: packed on as few nodes as hold it, or spread as the spec asks; or why not.
+
+A packed trial waits rather than being spread over more nodes than it needs: its speed would be that of the network
+between them, and would not compare with that of the others.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,13 +24,20 @@ Placement = tuple[Share, ...]
 
 
 def place(cluster: ClusterView, world_size: int, nodes: int | None) -> Placement | None:
-    """Free devices for `world_size` ranks, over exactly `nodes` nodes or as few as hold them (None).
+    """Free devices for `world_size` ranks, over exactly `nodes` nodes or as few as the cluster has to hold them (None).
 
     Returns None when it has to wait for devices. Raises UnplaceableError when the cluster could never hold it.
     """
     check(cluster, world_size, nodes)
+    whole = _fit(_devices(node for node in cluster.nodes if node.is_alive), world_size, nodes)
     free = [Share(node.name, node.free_devices) for node in cluster.nodes if node.is_alive and node.free_devices > 0]
-    return _fit(free, world_size, nodes)
+    found = _fit(free, world_size, nodes)
+    return found if whole is not None and found is not None and len(found) <= len(whole) else None
+
+
+def lacks_nodes(cluster: ClusterView, world_size: int, nodes: int | None) -> bool:
+    """Whether the nodes that live now could not hold it, even if all were free."""
+    return _fit(_devices(node for node in cluster.nodes if node.is_alive), world_size, nodes) is None
 
 
 def check(cluster: ClusterView, world_size: int, nodes: int | None) -> None:
@@ -37,15 +48,17 @@ def check(cluster: ClusterView, world_size: int, nodes: int | None) -> None:
             f"resources.nodes is {nodes} but a trial has only {_count(world_size, cluster.device_kind)}; "
             f"ask for at most {world_size}"
         )
-    if _fit([Share(node.name, node.devices) for node in alive if node.devices > 0], world_size, nodes) is None:
+    if _fit(_devices([*alive, *cluster.coming]), world_size, nodes) is None:
         raise UnplaceableError(_refusal(cluster, alive, world_size, nodes))
+
+
+def _devices(nodes: Iterable[NodeView]) -> list[Share]:
+    return [Share(node.name, node.devices) for node in nodes if node.devices > 0]
 
 
 def _fit(shares: Iterable[Share], world_size: int, nodes: int | None) -> Placement | None:
     by_size = sorted(shares, key=lambda share: (-share.devices, share.node))
-    if nodes is None:
-        return _packed(by_size, world_size)
-    return _spread(by_size[:nodes], world_size) if len(by_size) >= nodes else None
+    return _packed(by_size, world_size) if nodes is None else _spread(by_size, world_size, nodes)
 
 
 def _packed(by_size: list[Share], world_size: int) -> Placement | None:
@@ -61,26 +74,28 @@ def _packed(by_size: list[Share], world_size: int) -> Placement | None:
     return tuple(taken) if missing == 0 else None
 
 
-def _spread(by_size: list[Share], world_size: int) -> Placement | None:
-    """As evenly as the nodes' sizes allow; every node gets at least one rank."""
-    given = [1] * len(by_size)
-    for _ in range(world_size - len(by_size)):
-        open_nodes = [i for i, share in enumerate(by_size) if given[i] < share.devices]
-        if not open_nodes:
-            return None
-        given[min(open_nodes, key=lambda i: (given[i], i))] += 1
-    return tuple(Share(share.node, devices) for share, devices in zip(by_size, given, strict=True))
+def _spread(by_size: list[Share], world_size: int, nodes: int) -> Placement | None:
+    """The same number of ranks on each node, of those that hold them the ones with the least room beside."""
+    each = world_size // nodes
+    holding = [share for share in reversed(by_size) if share.devices >= each]
+    if world_size % nodes or len(holding) < nodes:
+        return None
+    chosen = sorted(holding[:nodes], key=lambda share: share.node)
+    return tuple(Share(share.node, each) for share in chosen)
 
 
 def _refusal(cluster: ClusterView, alive: list[NodeView], world_size: int, nodes: int | None) -> str:
     kind = cluster.device_kind
     largest = max((node.devices for node in alive), default=0)
-    where = "" if nodes is None else " on one node" if nodes == 1 else f" spread over {nodes} nodes"
+    where = "" if nodes is None else " on one node" if nodes == 1 else f" spread over {nodes} nodes alike"
     have = (
         f"the largest node has {largest}"
         if nodes == 1
         else f"the cluster has {_count(cluster.devices, kind)} on {len(alive)} node{'s' * (len(alive) != 1)}"
     )
+    if cluster.coming:
+        more_devices = sum(node.devices for node in cluster.coming)
+        have += f" and its autoscaler may add {_count(more_devices, kind)} on {len(cluster.coming)} nodes"
     detail = ", ".join(f"{node.name}: {node.devices}" for node in alive[:8])
     more = f" ({detail}{', ...' * (len(alive) > 8)})" if nodes != 1 and len(alive) > 1 else ""
     return (

@@ -14,8 +14,8 @@ class Finished:
 
     token: str
     outcome: Outcome
-    node: str
-    """The node of rank 0, and how many others took part."""
+    nodes: tuple[str, ...]
+    """The node of each rank, in rank order."""
 
 
 class Supervisor:
@@ -47,10 +47,11 @@ class Supervisor:
             outcome = group.poll()
             if outcome is not None:
                 del self._groups[token]
-                over.append(Finished(token, outcome, _place_name(group.hosts)))
+                over.append(Finished(token, outcome, tuple(host.node for host in group.hosts)))
         return over
 
 
-def _place_name(hosts: Sequence[RankHost]) -> str:
-    others = len({host.node for host in hosts}) - 1
-    return f"{hosts[0].node} + {others}" if others else hosts[0].node
+def place_name(nodes: Sequence[str]) -> str:
+    """The node of rank 0, and how many others took part."""
+    others = len(set(nodes)) - 1
+    return f"{nodes[0]} + {others}" if others else nodes[0]

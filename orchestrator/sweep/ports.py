@@ -10,6 +10,10 @@ from orchestrator.contract.record import SweepRecord, TrialRecord
 from orchestrator.placement.cluster import ClusterView
 from orchestrator.space.candidates import Candidate
 
+NODE_TIMEOUT_S = 600.0
+"""How long a sweep waits by default for nodes that its next trial needs while nothing runs: a cloud brings one in
+minutes."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -29,6 +33,8 @@ class Ended:
     token: str
     outcome: Outcome
     node: str | None = None
+    nodes: tuple[str, ...] = ()
+    """The node of each rank, in rank order."""
 
 
 class TrialPool(Protocol):
@@ -42,18 +48,22 @@ class TrialPool(Protocol):
         """The devices as they are now, those used by others told apart. Raises ClusterUnreachableError."""
 
     def check(self, world_size: int, nodes: int | None) -> None:
-        """Raise UnplaceableError, saying what the cluster has, when such a trial could never be placed.
+        """Raise UnplaceableError, saying what the cluster has, when such a trial could never be placed."""
 
-        Later launches of that world size are spread over `nodes` nodes.
-        """
+    def use(self, kind: str | None) -> None:
+        """From now on there are only nodes of this kind (`NodeView.kind`); None: all."""
 
-    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset()) -> bool:
-        """Whether `launch` would start a trial of `world_size` ranks at once. Never blocks for long.
+    def has_room(self, world_size: int, avoid: frozenset[str] = frozenset(), nodes: int | None = None) -> bool:
+        """Whether `launch` would start a trial of `world_size` ranks over `nodes` nodes (None: as few as hold them) at
+        once. Never blocks for long.
 
         Nodes called as in `avoid` are left out, unless the others together could never hold the trial.
 
-        Raises ClusterUnreachableError when the cluster is gone, or too small for any trial, for good.
+        Raises ClusterUnreachableError when the cluster is gone, or too small for such a trial for good.
         """
+
+    def waits_for(self) -> str:
+        """Which nodes the trial that was last asked room for waits for, in words; empty while there are enough."""
 
     def launch(self, launch: Launch) -> None:
         """Start an attempt and return; its end comes from `wait`, which also drives it on in the meantime.

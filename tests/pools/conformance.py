@@ -156,7 +156,7 @@ class PoolConformance:
         reach(pool, lambda: begun(first) and begun(second))
         pool.cancel(first.token)
         (ended,) = gather(pool, 1)
-        assert ended == Ended(first.token, Cancelled(), ended.node)
+        assert ended == Ended(first.token, Cancelled(), ended.node, ended.nodes)
         until(lambda: pool.has_room(1))
         pool.cancel(second.token)
         gather(pool, 1)

@@ -60,11 +60,15 @@ def test_a_trial_spans_two_nodes(pool: RayPool, home: Home) -> None:
     assert (ended.token, type(ended.outcome)) == (launch.token, Ok)
     assert ended.node is not None
     assert ended.node.endswith("+ 1")
+    assert len(ended.nodes) == len(set(ended.nodes)) == 2
 
 
-def test_lanes_are_reshaped_when_the_world_size_changes(pool: RayPool, home: Home) -> None:
-    for world_size in (2, 1, 2):
+def test_templates_stay_warm_when_the_world_size_changes(pool: RayPool, home: Home) -> None:
+    assert isinstance(run(pool, home.attempt(of=config(2))), Ok)
+    before = templates()
+    for world_size in (1, 2, 1, 2):
         assert isinstance(run(pool, home.attempt(of=config(world_size))), Ok)
+    assert templates() == before
 
 
 def test_refusals_name_what_the_cluster_has(pool: RayPool) -> None:
