@@ -12,7 +12,9 @@ from orchestrator.contract.outcome import Measurement
 from orchestrator.contract.record import TrialRecord
 from orchestrator.placement.forecast import Forecaster, cached_tracer, sweep_forecaster
 from orchestrator.placement.gate import ForecastGate, without_hopeless
+from orchestrator.placement.inspected import InspectedNode
 from orchestrator.placement.local_devices import cpu_slots, gpus
+from orchestrator.placement.node_facts import node_facts
 from orchestrator.placement.tracing import Untraceable
 from orchestrator.predict import flops
 from orchestrator.search.guided import Expected
@@ -50,6 +52,16 @@ def build_pool(name: str, address: str | None) -> TrialPool:
 
         return RayPool(address, threads_per_device=threads_per_rank())
     raise UsageError(f"--pool {name}: there is no such pool; choose {' or '.join(POOLS)}")
+
+
+def inspected_nodes(address: str | None) -> list[InspectedNode]:
+    """The nodes of the Ray cluster at `address`, or without one this machine. Raises ClusterUnreachableError."""
+    if address is not None:
+        from orchestrator.backends.ray_inspect import inspected_nodes
+
+        return inspected_nodes(address)
+    facts = node_facts()
+    return [InspectedNode(name=facts.host, devices=len(facts.devices) or facts.cores, facts=facts)]
 
 
 def build_strategy(

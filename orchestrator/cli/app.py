@@ -277,6 +277,51 @@ def doctor(
     raise typer.Exit(examine(home, address, tracking_uri, pool, as_json))
 
 
+clusters = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Cluster profiles: write, list and show them.")
+app.add_typer(clusters, name="cluster")
+
+
+@clusters.command()
+def inspect(
+    address: Address = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the profile to this file.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The profile's name; without it from the file, else `cluster`.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    home: Home = DEFAULT_HOME,  # every verb takes it
+    as_json: AsJson = False,
+) -> None:
+    """Write the profile of a running Ray cluster, or without --address of this machine."""
+    from orchestrator.cli.clusters import InspectRequest, inspect_cluster
+
+    inspect_cluster(InspectRequest(address, output, name, force), as_json)
+
+
+@clusters.command("list")
+def list_clusters(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where the profiles are.")] = Path("clusters"),
+    home: Home = DEFAULT_HOME,  # every verb takes it
+    as_json: AsJson = False,
+) -> None:
+    """The profiles of a folder, a line each."""
+    from orchestrator.cli.clusters import show_profiles
+
+    show_profiles(folder, as_json)
+
+
+@clusters.command()
+def show(
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="The profile's YAML file.")],
+    home: Home = DEFAULT_HOME,  # every verb takes it
+    as_json: AsJson = False,
+) -> None:
+    """What a profile says: devices, memory as built and as one can have it, links, price, and how it comes up."""
+    from orchestrator.cli.clusters import show_profile
+
+    show_profile(profile, as_json)
+
+
 @app.command()
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where the spec goes.")] = Path("sweep.yaml"),

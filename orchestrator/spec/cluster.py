@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from orchestrator.contract.config import Frozen
-from orchestrator.contract.units import parse_size
+from orchestrator.contract.units import format_bytes, parse_size
 from orchestrator.spec.document import read_document
 from orchestrator.spec.hardware import BY_KEY, Device
 from orchestrator.spec.knobs import whole
@@ -42,9 +42,14 @@ class Nodes(Frozen):
     devices: int = Field(ge=1)
     """Devices of each node; CPU slots where `device` is cpu."""
     device_memory: Bytes | None = None
-    """None: the table's figure; for cpu, no bound but the spec's own limit."""
+    """The nominal size. None: the table's figure; for cpu, no bound but the spec's own limit."""
+    allocatable_device_memory: Bytes | None = None
+    """What a trial can have of it, beside the driver's share. None: the table's figure of what PyTorch reports."""
     host_memory: Bytes
+    allocatable_host_memory: Bytes | None = None
+    """What the machine's limits (a container's, a memory cgroup's) leave of it. None: all."""
     local_disk: Bytes | None = None
+    """For offload to NVMe."""
     link: Link
     """Between the devices of one node."""
 
@@ -67,14 +72,44 @@ class Nodes(Frozen):
             return self.device_memory
         return self.hardware.memory_bytes if self.hardware else None
 
+    @property
+    def allocatable_device_bytes(self) -> int | None:
+        """What a trial can have of one device; None for cpu without a figure."""
+        if self.allocatable_device_memory is not None:
+            return self.allocatable_device_memory
+        if self.device_memory is not None:
+            return self.device_memory
+        return self.hardware.usable_memory_bytes if self.hardware else None
+
+    @property
+    def allocatable_host_bytes(self) -> int:
+        """What the trials on one node can have of its memory together."""
+        return self.allocatable_host_memory if self.allocatable_host_memory is not None else self.host_memory
+
+    @model_validator(mode="after")
+    def _allocatable_is_part(self) -> "Nodes":
+        pairs = (
+            ("device_memory", self.allocatable_device_memory, self.device_memory_bytes),
+            ("host_memory", self.allocatable_host_memory, self.host_memory),
+        )
+        for name, part, whole_bytes in pairs:
+            if part is not None and whole_bytes is not None and part > whole_bytes:
+                raise ValueError(
+                    f"allocatable_{name} is {format_bytes(part)}, more than {name} ({format_bytes(whole_bytes)}); "
+                    "lower it, or leave it out"
+                )
+        return self
+
 
 class ClusterProfile(Frozen):
-    """A whole cluster. `price_per_device_hour` is in US dollars; `address` is Ray's, None to start it here."""
+    """A whole cluster. `price_per_device_hour` is in US dollars; `address` is Ray's, None to start it here; `start`
+    says in words or commands how it comes up."""
 
     version: Literal[1]
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     description: str = ""
     address: str | None = None
+    start: str = ""
     nodes: tuple[Nodes, ...] = Field(min_length=1)
     between_nodes: Link | None = None
     price_per_device_hour: float | None = Field(default=None, ge=0)

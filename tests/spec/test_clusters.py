@@ -51,6 +51,16 @@ def test_sizes_and_rates_are_bytes(tmp_path: Path) -> None:
         ("devices: 8", "device_count: 8", "4:5: nodes[0].devices: is missing; add devices: VALUE"),
         ("between_nodes: {kind: infiniband, bandwidth: 200GB/s}", "", "1:1: has several nodes; add between_nodes"),
         ("version: 1", "version: 2", "1:10: version: must be 1; write version: 1"),
+        (
+            "host_memory: 1TiB",
+            "host_memory: 1TiB\n    allocatable_host_memory: 2TiB",
+            "4:5: nodes[0]: allocatable_host_memory is 2.00 TiB, more than host_memory (1.00 TiB); lower it",
+        ),
+        (
+            "devices: 8",
+            "devices: 8\n    allocatable_device_memory: 90GiB",
+            "4:5: nodes[0]: allocatable_device_memory is 90.00 GiB, more than device_memory (80.00 GiB); lower it",
+        ),
         ("kind: nvlink", "kind: nvlnk", "8:18: nodes[0].link.kind: 'nvlnk' is not one of nvlink, pcie"),
     ],
 )
