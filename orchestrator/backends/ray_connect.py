@@ -17,8 +17,8 @@ from pathlib import Path
 
 import ray
 from filelock import FileLock, Timeout
-from ray._raylet import Config  # type: ignore[attr-defined]  # an extension module, its stub is incomplete
 
+from orchestrator.backends.ray_token import MODE_VARIABLE, find_token, read_mode_again, refused
 from orchestrator.contract.errors import ClusterUnreachableError
 from orchestrator.placement.local_devices import cpu_slots
 
@@ -114,7 +114,7 @@ def start_private(cpus: int | None) -> Connection:
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    _read_auth_mode()
+    read_mode_again()
     try:
         with _kept_sigterm_handler():
             context = ray.init(
@@ -140,8 +140,12 @@ def join(address: str) -> Connection:
     ClusterUnreachableError with the mend.
     """
     _require_reachable(address)
-    _require_healthy(address)
-    _read_auth_mode()
+    has_token = find_token() is not None
+    is_token_mode = os.environ.get(MODE_VARIABLE) == "token"
+    if is_token_mode and not has_token:
+        raise refused(address, has_sent=False)
+    _require_healthy(address, has_sent=is_token_mode)
+    read_mode_again()
     try:
         with _kept_sigterm_handler():
             ray.init(address=address, log_to_driver=False, configure_logging=False, namespace=_NAMESPACE)
@@ -168,7 +172,7 @@ def _refusal(address: str) -> str | None:
     return None
 
 
-def _require_healthy(address: str) -> None:
+def _require_healthy(address: str, has_sent: bool) -> None:
     """Ask the head in a process of its own: Ray's client may block for minutes, or end the process that uses it."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
@@ -180,18 +184,9 @@ def _require_healthy(address: str) -> None:
     if probe.returncode == 0:
         return
     if "AuthenticationError" in probe.stderr:
-        raise ClusterUnreachableError(
-            f"the Ray cluster at {address} refuses the token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to "
-            "a file with the cluster's token (`ray get-auth-token` on its head prints it)"
-        )
+        raise refused(address, has_sent)
     last_line = (probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"])[-1]
     raise ClusterUnreachableError(f"the Ray cluster at {address} is not usable ({last_line}); {_MEND}")
-
-
-def _read_auth_mode() -> None:
-    """Ray reads RAY_AUTH_MODE when it is imported; make it read again (as `ray._private.authentication` does)."""
-    if "RAY_AUTH_MODE" in os.environ:
-        Config.initialize("")
 
 
 @contextmanager
