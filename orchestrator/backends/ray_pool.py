@@ -72,7 +72,7 @@ class RayPool:
         self._connection = start_private(cpus) if address is None else join(address)
         self._pulse = Pulse(self._connection.address)
         self._is_lost = False
-        self._too_small_s: float | None = None
+        self._too_small_s: dict[Layout, float] = {}
         self._drains_due_s = 0.0
         self._threads = threads_per_device
         self._module = template_module
@@ -106,12 +106,12 @@ class RayPool:
         try:
             has_seats = self._seats(layout, self._avoidable(layout, avoid)) is not None
         except UnplaceableError as error:
-            self._wait_for_nodes(str(error))
+            self._wait_for_nodes(layout, str(error))
             return False
         if not has_seats and lacks_nodes(self._view(self._nodes()), world_size, nodes):
             self._ask_for_nodes(layout)
             return False
-        self._too_small_s = None
+        self._too_small_s.pop(layout, None)
         return has_seats
 
     def launch(self, launch: Launch) -> None:
@@ -162,21 +162,20 @@ class RayPool:
 
     def waits_for(self) -> str:
         """See `TrialPool`."""
-        return self._lack if self._too_small_s is not None else ""
+        return self._lack if self._too_small_s and not self._busy else ""
 
-    def _wait_for_nodes(self, lack: str) -> None:
-        """A cluster that has become too small may grow back; once nothing runs, it gets the node timeout."""
+    def _wait_for_nodes(self, layout: Layout, lack: str) -> None:
+        """A cluster that is too small for a trial now may grow: once nothing runs, it gets the node timeout."""
         now_s = time.monotonic()
-        if self._busy or self._too_small_s is None:
-            self._too_small_s = now_s
-        left_s = self._node_timeout_s - (now_s - self._too_small_s)
-        if left_s <= 0:
+        since_s = now_s if self._busy else self._too_small_s.get(layout, now_s)
+        self._too_small_s[layout] = since_s
+        if now_s - since_s > self._node_timeout_s:
             raise ClusterUnreachableError(
                 f"no node came within {format_duration(self._node_timeout_s)} (--node-timeout): {lack}; bring nodes "
                 "back, then run the same command again to resume"
             )
-        until = "while others run" if self._busy else f"at most {format_duration(left_s)} (--node-timeout)"
-        self._lack = f"waiting for nodes, {until}: {lack}"
+        most = format_duration(self._node_timeout_s)
+        self._lack = f"waiting for nodes, at most {most} (--node-timeout): {lack}"
 
     def _ask_for_nodes(self, layout: Layout) -> None:
         """Tell the autoscaler what the next trial needs, once, and wait for it."""
@@ -185,7 +184,7 @@ class RayPool:
             request_resources(bundles=[dict(shape.bundle)] * layout.world_size)
             self._requested = layout
         devices = f"{layout.world_size} devices" + (f" on {layout.nodes} nodes" if layout.nodes is not None else "")
-        self._wait_for_nodes(f"the next trial needs {devices}, and the autoscaler was asked for them")
+        self._wait_for_nodes(layout, f"the next trial needs {devices}, and the autoscaler was asked for them")
 
     def _nodes(self) -> list[RayNode]:
         """Living nodes of the kind that the sweep uses."""

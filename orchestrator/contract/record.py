@@ -42,6 +42,8 @@ class AttemptRecord(Frozen):
     """See `TrialConfig.beat_tokens_per_second`."""
     dispatched_s: float
     node: str | None = None
+    nodes: tuple[str, ...] = ()
+    """The node of each rank, in rank order; empty before the end, and in records from before they were kept."""
     ended_s: float | None = None
     launch_overhead_s: float | None = None
     """From dispatch to the start of the first training step."""
@@ -141,5 +143,7 @@ class SweepRecord(Frozen):
     exit_code: int | None = None
     """Exit code of the command whose session ended last; None while one runs or when its driver vanished."""
     mlflow_run_id: str | None = None
+    waits_for: str = ""
+    """Which nodes the next trial waits for, in words; empty while there are enough."""
     driver_host: str | None = None
     driver_pid: int | None = None

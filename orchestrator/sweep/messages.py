@@ -1,5 +1,6 @@
 """What the sweep's state machine hears, its events, and what it has done, its actions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -32,23 +33,26 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. `has_room`: the pool would start one more trial at once."""
+    """Time has passed. `has_room`: the pool would start one more trial at once, of some size that the spec asks for;
+    `room_for` says it of one trial (None: of each what `has_room` says)."""
 
     now_s: float
     has_room: bool
+    room_for: Callable[[TrialRecord], bool] | None = None
 
 
 @dataclass(frozen=True)
 class Proposed:
     """The strategy's answer to `Ask`: None when the space is exhausted. `rejected`: why it is not launched.
 
-    `expected_gain`: see `ports.Strategy.expected_gain`.
+    `expected_gain`: see `ports.Strategy.expected_gain`. `has_room`: the pool would start this one at once.
     """
 
     candidate: Candidate | None
     now_s: float
     rejected: Rejected | None = None
     expected_gain: float | None = None
+    has_room: bool = True
 
 
 @dataclass(frozen=True)
