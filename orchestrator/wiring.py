@@ -22,7 +22,7 @@ from orchestrator.search.ranking import is_per_device
 from orchestrator.space.candidates import Space
 from orchestrator.spec.sweep import Sampler, SearchSection, SweepSpec, TrackingSection
 from orchestrator.sweep.ledger import Ledger
-from orchestrator.sweep.ports import RunLog, Strategy, TrialPool
+from orchestrator.sweep.ports import NODE_TIMEOUT_S, RunLog, Strategy, TrialPool
 from orchestrator.sweep.state import Efficiency
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ def threads_per_rank() -> int:
     return max(1, len(os.sched_getaffinity(0)) // devices) if devices else 1
 
 
-def build_pool(name: str, address: str | None) -> TrialPool:
-    """The pool `ray` or `local`. Raises UsageError for any other word, ClusterUnreachableError without a cluster."""
+def build_pool(name: str, address: str | None, node_timeout_s: float = NODE_TIMEOUT_S) -> TrialPool:
+    """The pool `ray` or `local`. Raises UsageError for any other word, ClusterUnreachableError without a cluster.
+
+    `node_timeout_s`: how long nodes are waited for that the next trial needs while nothing runs.
+    """
     if name == "local":
         if address is not None:
             raise UsageError("--address joins a Ray cluster; leave it out, or choose --pool ray")
@@ -50,7 +53,7 @@ def build_pool(name: str, address: str | None) -> TrialPool:
     if name == "ray":
         from orchestrator.backends.ray_pool import RayPool
 
-        return RayPool(address, threads_per_device=threads_per_rank())
+        return RayPool(address, threads_per_device=threads_per_rank(), node_timeout_s=node_timeout_s)
     raise UsageError(f"--pool {name}: there is no such pool; choose {' or '.join(POOLS)}")
 
 

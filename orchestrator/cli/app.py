@@ -7,16 +7,19 @@ import typer
 
 from orchestrator.cli.options import (
     DEFAULT_HOME,
+    DEFAULT_NODE_TIMEOUT,
     Address,
     AllowRemoteCode,
     AsJson,
     Home,
     Name,
+    NodeTimeout,
     OptionalName,
     Overrides,
     Quiet,
     Spec,
 )
+from orchestrator.contract.units import parse_duration
 
 app = typer.Typer(
     name="brimful",
@@ -64,6 +67,7 @@ def run(  # smell: typer makes an option of each parameter
     home: Home = DEFAULT_HOME,
     pool: PoolName = None,
     address: Address = None,
+    node_timeout: NodeTimeout = DEFAULT_NODE_TIMEOUT,
     new: Annotated[bool, typer.Option("--new", help="Archive a sweep of this name and start afresh.")] = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="Keep the trials of this name, go on with this spec.")
@@ -85,7 +89,8 @@ def run(  # smell: typer makes an option of each parameter
     words += [f"budget.time={time}"] if time is not None else []
     words += [f"tracking.uri={tracking_uri}"] if tracking_uri is not None else []
     words += ["tracking.enabled=false"] if no_tracking else []
-    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions)
+    waits_s = parse_duration(node_timeout)
+    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions, waits_s)
     raise typer.Exit(run_spec(spec, tuple(words), request, new=new, extend=extend))
 
 
@@ -95,6 +100,7 @@ def resume(  # smell: typer makes an option of each parameter
     home: Home = DEFAULT_HOME,
     pool: PoolName = None,
     address: Address = None,
+    node_timeout: NodeTimeout = DEFAULT_NODE_TIMEOUT,
     allow_remote_code: AllowRemoteCode = False,
     no_predictions: NoPredictions = False,
     as_json: AsJson = False,
@@ -103,7 +109,8 @@ def resume(  # smell: typer makes an option of each parameter
     """Go on with a sweep from its stored spec: finished trials stay, interrupted ones run again."""
     from orchestrator.cli.driving import RunRequest, resume_sweep
 
-    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions)
+    waits_s = parse_duration(node_timeout)
+    request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions, waits_s)
     raise typer.Exit(resume_sweep(name, request))
 
 

@@ -29,7 +29,7 @@ from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep import disk
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
-from orchestrator.sweep.ports import TrialPool
+from orchestrator.sweep.ports import NODE_TIMEOUT_S, TrialPool
 
 CACHE_FOLDER = "cache"
 
@@ -45,6 +45,7 @@ class RunRequest:
     as_json: bool
     quiet: bool
     predictions: bool = True
+    node_timeout_s: float = NODE_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _drive(order: Order, ledger: Ledger) -> int:
             return conclude(ledger, write_results(ledger), output)
         wiring.require_tracking(spec.tracking, output.say)
         pool_name = request.pool or (before.pool if before else wiring.DEFAULT_POOL)
-        pool = wiring.build_pool(pool_name, request.address)
+        pool = wiring.build_pool(pool_name, request.address, request.node_timeout_s)
         try:
             # before the model and the data are looked at, which may take minutes
             refused = refused_layouts(spec.resources.layouts, pool.check)

@@ -80,6 +80,8 @@ class LineView:
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""
         self._progress.sweep = sweep
+        if sweep.waits_for and sweep.state is SweepState.RUNNING:
+            self._output.say(f"{_sentence(sweep.waits_for)}.")
 
     def trial_changed(self, trial: TrialRecord) -> None:
         """See `RunLog`."""
@@ -199,6 +201,7 @@ class LiveView:
         ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
         parts += [Text(f"  trial {row.trial} {row.label}: {result_text(row)}", style=_style(row)) for row in ended]
         warnings = [*([summary.loss_warning] if summary.loss_warning else []), *summary.node_warnings]
+        warnings += [_sentence(summary.sweep.waits_for)] if summary.sweep.waits_for else []
         remarks = [*warnings, *self._remarks[-3:]]
         parts += [Text(remark, style="yellow") for remark in remarks]
         return Group(*parts)
@@ -219,6 +222,10 @@ class LiveView:
             since = format_duration(max(0.0, time.time() - attempt.dispatched_s))
             table.add_row("  running", f"trial {row.trial}", Text(row.label), Text(_doing(event)), since)
         return table
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _head(summary: Summary, elapsed_s: float) -> str:

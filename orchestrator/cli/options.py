@@ -6,12 +6,22 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.contract.units import parse_duration
+
 
 def _checked_name(name: str | None) -> str | None:
     """Names are folders: refuse what no spec could be called."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise typer.BadParameter(f"{name!r} is not the name of a sweep; `brimful list` shows them")
     return name
+
+
+def _checked_duration(duration: str) -> str:
+    try:
+        parse_duration(duration)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return duration
 
 
 Home = Annotated[
@@ -35,4 +45,15 @@ AllowRemoteCode = Annotated[
 ]
 Address = Annotated[str | None, typer.Option(help="A running Ray cluster to join, e.g. auto or 10.0.0.1:6379.")]
 
+NodeTimeout = Annotated[
+    str,
+    typer.Option(
+        "--node-timeout",
+        metavar="DURATION",
+        callback=_checked_duration,
+        help="How long to wait for nodes that the next trial needs while nothing runs.",
+    ),
+]
+
 DEFAULT_HOME = Path(".brimful")
+DEFAULT_NODE_TIMEOUT = "10m"

@@ -49,6 +49,8 @@ class StatusRow(Frozen):
     """Estimated from the trials so far; None unless the sweep runs and one has ended."""
     excluded_nodes: dict[str, tuple[str, ...]] = {}
     """Nodes that get no more trials while others can hold them, with what was seen there."""
+    waits_for: str = ""
+    """Which nodes the next trial waits for, in words."""
     reason: str
 
 
@@ -101,6 +103,7 @@ def status_row(summary: Summary) -> StatusRow:
         elapsed_s=elapsed_s,
         remaining_s=remaining_s(summary, elapsed_s) if is_running else None,
         excluded_nodes={each.node: each.evidence for each in summary.excluded},
+        waits_for=sweep.waits_for if is_running else "",
         reason=sweep.reason,
     )
 
@@ -170,6 +173,7 @@ def status_line(row: StatusRow) -> str:
     parts += [f"{row.rejected} not launched"] if row.rejected else []
     parts += [f"{row.running} running"] if row.running else []
     parts += ["confirming the best"] if row.confirming else []
+    parts += [row.waits_for] if row.waits_for else []
     if row.best_trial is not None:
         gain = f" ({row.baseline_speedup:.2f}x baseline)" if row.baseline_speedup is not None else ""
         parts.append(f"best {format_rate(row.best_tokens_per_second or 0)} tokens/s in trial {row.best_trial}{gain}")

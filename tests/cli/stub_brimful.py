@@ -4,5 +4,5 @@ from orchestrator import wiring
 from orchestrator.backends.local_pool import LocalPool
 from orchestrator.cli import main
 
-wiring.build_pool = lambda name, address: LocalPool(devices=2, template_module="pools.stub_template")
+wiring.build_pool = lambda name, address, *rest: LocalPool(devices=2, template_module="pools.stub_template")
 main()
