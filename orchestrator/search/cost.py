@@ -87,14 +87,16 @@ def used_device_s(records: Iterable[TrialRecord], now_s: float | None = None) ->
 
 def median_trial_s(records: Iterable[TrialRecord]) -> float | None:
     """Seconds that a launched trial of the search took to its end, retries included; None before the first end."""
-    durations_s = [
-        sum(_duration_s(attempt, None) for attempt in record.searches)
-        for record in records
-        if record.outcome is not None
-        and not isinstance(record.outcome, Rejected)
-        and record.outcome.kind not in INTERRUPTED_KINDS
-    ]
+    durations_s = [each for record in records if (each := searched_s(record)) is not None]
     return median(durations_s) if durations_s else None
+
+
+def searched_s(record: TrialRecord) -> float | None:
+    """Seconds of the trial's search, retries included; None before its end and where it was never launched."""
+    outcome = record.outcome
+    if outcome is None or isinstance(outcome, Rejected) or outcome.kind in INTERRUPTED_KINDS:
+        return None
+    return sum(_duration_s(attempt, None) for attempt in record.searches)
 
 
 def sweep_cost(

@@ -111,6 +111,7 @@ class _Driver:
             ),
             to_beat=partial(tokens_per_second_to_beat, spec),
             confirm=self._confirmation_due,
+            confirm_top=spec.measure.confirm.top,
             kept_s=self._confirmation_s,
         )
         self._machine = SweepMachine(setting, ledger.read_trials())
@@ -180,7 +181,7 @@ class _Driver:
         return self._handle(messages.Tick(time.time(), has_room))
 
     def _handle_end(self, ended: ports.Ended, ended_s: float | None = None) -> None:
-        record = next((r for r in self._machine.records if r.attempts and r.attempts[-1].token == ended.token), None)
+        record = self._machine.attempted(ended.token)
         if record is None:
             return
         last = record.attempts[-1]

@@ -23,6 +23,7 @@ from orchestrator.contract.outcome import (
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, TrialRecord
 from orchestrator.spec.sweep import BudgetSection
 from orchestrator.sweep.failure import FailureTally
+from orchestrator.sweep.history import History
 from orchestrator.sweep.messages import (
     EXIT_CODES,
     STOPPED_BY,
@@ -69,9 +70,12 @@ class Setting:
     """Candidates that are never proposed, because they surely do not fit."""
     worth: Worth = field(default_factory=Worth)
     to_beat: Callable[[TrialRecord, Iterable[TrialRecord]], float | None] = lambda record, records: None
-    """Tokens/s below which a trial is not worth measuring any longer, from all trials."""
+    """Tokens/s below which a trial is not worth measuring any longer."""
     confirm: Callable[[Sequence[TrialRecord]], TrialRecord | None] = lambda records: None
-    """The trial that is to be measured again next, from all trials; asked when the search is over."""
+    """The trial that is to be measured again next; asked when the search is over. This, `to_beat` and `kept_s` are
+    given what `History.in_view` says is enough of the trials."""
+    confirm_top: int = 0
+    """How many of the best are measured again."""
     kept_s: Callable[[Sequence[TrialRecord]], float] = lambda records: 0.0
     """How long that takes in all; the search leaves it so much of its budgets."""
 
@@ -105,7 +109,7 @@ class SweepMachine:
 
     def __init__(self, setting: Setting, records: Iterable[TrialRecord] = ()) -> None:
         self._setting = setting
-        self._records = {record.trial: record for record in records}
+        self._history = History(records, setting.worth.eval_loss_within, setting.confirm_top)
         self._running: dict[str, int] = {}
         self._waiting: deque[int] = deque()
         self._exhausted = False
@@ -113,19 +117,24 @@ class SweepMachine:
         self._stop: StopCause | None = None
         self._failure: str | None = None
         self._tally = FailureTally()
-        for record in self._records.values():
+        for record in self._history:
             if record.running is not None:
                 self._running[record.running.token] = record.trial
             if is_final(record):
                 self._count(record)
             elif record.running is None:
                 self._waiting.append(record.trial)
-        self._kept_s = setting.kept_s(self.records)
+        self._kept_s = setting.kept_s(self._history.in_view())
 
     @property
     def records(self) -> list[TrialRecord]:
         """All trials in the order of their numbers."""
-        return [self._records[trial] for trial in sorted(self._records)]
+        return list(self._history)
+
+    def attempted(self, token: str) -> TrialRecord | None:
+        """The trial whose attempt `token` runs; None when none does."""
+        trial = self._running.get(token)
+        return self._history[trial] if trial is not None else None
 
     @property
     def running(self) -> frozenset[str]:
@@ -155,11 +164,12 @@ class SweepMachine:
         wants_more = self._wants_more(tick.now_s)
         if wants_more and tick.has_room and self._below_concurrency():
             if self._waiting:
-                return [self._launch(self._records[self._waiting.popleft()], tick.now_s)]
+                return [self._launch(self._history[self._waiting.popleft()], tick.now_s)]
             return [Ask()]
         if wants_more or self._running:
             return []
-        due = None if self.is_ending or self._time_used_up(tick.now_s) else self._setting.confirm(self.records)
+        is_over = self.is_ending or bool(self._time_used_up(tick.now_s))
+        due = None if is_over else self._setting.confirm(self._history.in_view())
         if due is not None:
             return [self._launch(due, tick.now_s, Purpose.CONFIRM)] if tick.has_room else []
         return [self._finish(tick.now_s)]
@@ -175,7 +185,7 @@ class SweepMachine:
             self._exhausted = True
             return []
         record = TrialRecord(
-            trial=max(self._records, default=-1) + 1,
+            trial=self._history.next_number,
             candidate=candidate.id,
             label=candidate.label,
             is_baseline=candidate.is_baseline,
@@ -184,18 +194,21 @@ class SweepMachine:
         )
         if proposed.rejected is not None:
             return self._reject(record, proposed.rejected, proposed.now_s)
-        reason = "" if candidate.is_baseline else no_gain_left(self._setting.worth, self.records, record.expected_gain)
+        reason = "" if candidate.is_baseline else self._no_gain_left(record.expected_gain)
         if reason:
             self._held = _Held(record, reason, self._fastest())
             return []
         return [self._launch(record, proposed.now_s)]
+
+    def _no_gain_left(self, gain: float | None) -> str:
+        return no_gain_left(self._setting.worth, self._history.in_view(), gain, self._history.median_trial_s)
 
     def _reconsider(self) -> None:
         """Where what still ran was faster than all before, the held trial is launched and the search goes on."""
         if self._held is None or self._fastest() == self._held.than_tokens_per_second:
             return
         record, self._held = self._held.record, None
-        self._records[record.trial] = record
+        self._history.put(record)
         self._waiting.append(record.trial)
 
     def _reject(self, record: TrialRecord, rejected: Rejected, now_s: float) -> list[Action]:
@@ -204,7 +217,7 @@ class SweepMachine:
             attempt=1, token=self._setting.new_token(), dispatched_s=now_s, ended_s=now_s, outcome=rejected
         )
         record = record.model_copy(update={"attempts": (attempt,)})
-        self._records[record.trial] = record
+        self._history.put(record)
         return [Store(record), Tell(record)]
 
     def _launch(self, record: TrialRecord, now_s: float, purpose: Purpose = Purpose.SEARCH) -> Launch:
@@ -213,11 +226,11 @@ class SweepMachine:
             attempt=len(record.attempts) + 1,
             token=self._setting.new_token(),
             purpose=purpose,
-            beat_tokens_per_second=self._setting.to_beat(record, self.records) if is_search else None,
+            beat_tokens_per_second=self._setting.to_beat(record, self._history.in_view()) if is_search else None,
             dispatched_s=now_s,
         )
         record = record.model_copy(update={"attempts": (*record.attempts, attempt)})
-        self._records[record.trial] = record
+        self._history.put(record)
         self._running[attempt.token] = record.trial
         return Launch(record)
 
@@ -225,15 +238,15 @@ class SweepMachine:
         trial = self._running.pop(event.ended.token, None)
         if trial is None:
             return []
-        record = self._with_end(self._records[trial], event)
-        self._records[trial] = record
+        record = self._with_end(self._history[trial], event)
+        self._history.put(record)
         if record.attempts[-1].purpose is Purpose.CONFIRM:
             return [Store(record)]
         if not is_final(record):
             self._waiting.append(trial)
             return [Store(record)]
         self._count(record)
-        self._kept_s = self._setting.kept_s(self.records)
+        self._kept_s = self._setting.kept_s(self._history.in_view())
         self._reconsider()
         return [Store(record), Tell(record), *self._stop_when_all_fail_alike()]
 
@@ -278,7 +291,7 @@ class SweepMachine:
         failure = self._failure or self._tally.common_failure(at_least=1)
         if failure:
             return Finish(SweepState.FAILED, f"every trial failed alike: {failure}", EXIT_FAILED)
-        is_feasible = any(isinstance(record.standing, Ok) for record in self._records.values())
+        is_feasible = any(isinstance(record.standing, Ok) for record in self._history)
         ended = self._trials_used_up() or self._time_used_up(now_s) or (self._held.reason if self._held else "")
         if not ended and not self._exhausted:
             ended = f"{self._time_used_up(now_s, kept_s=inf)}, the last of it kept for the confirmation"
@@ -286,29 +299,26 @@ class SweepMachine:
         return Finish(SweepState.FINISHED, reason, EXIT_OK if is_feasible else EXIT_NOTHING_FITS)
 
     def _fastest(self) -> float | None:
-        return fastest_tokens_per_second(self.records, self._setting.worth.eval_loss_within)
+        return fastest_tokens_per_second(self._history.in_view(), self._setting.worth.eval_loss_within)
 
     def _below_concurrency(self) -> bool:
         most = self._setting.max_concurrent_trials
         return most is None or len(self._running) < most
 
     @property
-    def _tried(self) -> int:
-        return sum(not isinstance(record.outcome, Rejected) for record in self._records.values())
-
-    @property
     def _all_tried(self) -> str:
-        rejected = len(self._records) - self._tried + self._setting.left_out
+        rejected = self._history.rejected + self._setting.left_out
         but = f" but {rejected} that are predicted not to fit" if rejected else ""
-        return f"all {self._tried + rejected} candidates were tried{but}"
+        return f"all {self._history.launched + rejected} candidates were tried{but}"
 
     def _trials_used_up(self) -> str:
         """Says so when the budget forbids a trial that is not among the records; else empty."""
         trials = self._setting.budget.trials
-        return f"budget used: {trials} trials" if trials is not None and self._tried >= trials else ""
+        return f"budget used: {trials} trials" if trials is not None and self._history.launched >= trials else ""
 
     def _time_used_up(self, now_s: float, kept_s: float = 0.0) -> str:
         """Says which part of the budget, less `kept_s`, forbids any more attempts; else empty."""
         setting = self._setting
         elapsed_s = setting.elapsed_before_s + now_s - setting.started_s
-        return budget_used_up(setting.budget, setting.worth.price, self._records.values(), elapsed_s, now_s, kept_s)
+        used_s, widest = self._history.used_device_s(now_s), self._history.widest
+        return budget_used_up(setting.budget, setting.worth.price, elapsed_s, used_s, kept_s, widest)

@@ -1,13 +1,13 @@
 """When a sweep is over: its budget is used up, or no candidate is worth its trial. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from orchestrator.contract.outcome import Rejected
 from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import format_duration, format_money
-from orchestrator.search.cost import Price, median_trial_s, used_device_s
+from orchestrator.search.cost import Price
 from orchestrator.search.ranking import contenders
 from orchestrator.search.reported import reported
 from orchestrator.spec.sweep import STOP_BELOW_GAIN, BudgetSection
@@ -32,21 +32,21 @@ class Worth:
 def budget_used_up(
     budget: BudgetSection,
     price: Price | None,
-    records: Collection[TrialRecord],
     elapsed_s: float,
-    now_s: float,
+    used_s: float,
     kept_s: float = 0.0,
+    widest: int = 1,
 ) -> str:
     """Says which part of the budget forbids any more attempts; else empty. Trials are counted by the sweep itself.
 
-    `kept_s` is what one trial after another may still take afterwards; of each budget at most KEPT_SHARE is kept.
+    `used_s` are device-seconds. `kept_s` is what one trial after another may still take afterwards, on at most `widest`
+    devices; of each budget at most KEPT_SHARE is kept.
     """
     if budget.time is not None and elapsed_s + min(kept_s, KEPT_SHARE * budget.time) >= budget.time:
         return f"budget used: {format_duration(budget.time)}"
     if budget.device_hours is None and budget.money is None:
         return ""
-    used_s = used_device_s(records, now_s)
-    kept_s *= max((record.config.world_size for record in records), default=1)
+    kept_s *= widest
     hours = budget.device_hours
     if hours is not None and (used_s + min(kept_s, KEPT_SHARE * hours * 3600)) / 3600 >= hours:
         return f"budget used: {budget.device_hours:g} device-hours"
@@ -62,15 +62,19 @@ def fastest_tokens_per_second(records: Sequence[TrialRecord], eval_loss_within: 
     return max((figures.tokens_per_second for figures in able.values()), default=None)
 
 
-def no_gain_left(worth: Worth, records: Sequence[TrialRecord], gain: float | None) -> str:
+def no_gain_left(worth: Worth, records: Sequence[TrialRecord], gain: float | None, trial_s: float | None = None) -> str:
     """Why the candidate asked last is not worth its trial, nor was the one before it; else empty.
 
     `gain`: see `orchestrator.sweep.ports.Strategy.expected_gain`. Never without a trial that fits, with a strategy that
     knows no gain, or where `stop_below_gain` is 0. With a planned length a gain is worth the time that it saves in the
-    whole training, and has to be worth the time of a trial, on the same devices.
+    whole training, and has to be worth the time of a trial, `trial_s` in median, on the same devices.
+
+    `records`: the fastest of all and the last one launched are enough (`orchestrator.sweep.history`).
     """
+    if gain is None or not worth.stop_below_gain:
+        return ""
     best = fastest_tokens_per_second(records, worth.eval_loss_within)
-    if gain is None or best is None or not worth.stop_below_gain:
+    if best is None:
         return ""
     launched = [record for record in records if not isinstance(record.outcome, Rejected)]
     before = [record.expected_gain for record in islice(reversed(launched), ASKS - 1)]
@@ -79,7 +83,7 @@ def no_gain_left(worth: Worth, records: Sequence[TrialRecord], gain: float | Non
         return ""
     if worth.planned_tokens is None:
         return _below_share(worth.stop_below_gain, max(known))
-    return _below_cost(worth.planned_tokens / best, median_trial_s(records), known)
+    return _below_cost(worth.planned_tokens / best, trial_s, known)
 
 
 def _below_share(least: float, largest: float) -> str:

@@ -8,7 +8,7 @@ from fakes import FakePool, FakeStrategy, candidate, config, new_ledger, ok, oom
 
 from orchestrator.contract.outcome import Health, Ok, Outcome, Rejected
 from orchestrator.contract.record import AttemptRecord, SweepRecord, SweepState, TrialRecord
-from orchestrator.search.cost import Price
+from orchestrator.search.cost import Price, used_device_s
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import BudgetSection, ResourcesSection, SearchSection, SweepSpec
 from orchestrator.sweep.ledger import Ledger
@@ -52,7 +52,7 @@ def test_each_budget_ends_where_it_is_used_up(
 ) -> None:
     # 10 s on one device and 10 s so far on three: 40 device-seconds, 0.0111 hours
     records = [trial(0, ok()), trial(1, None, devices=3)]
-    assert budget_used_up(budget, price, records, elapsed_s, now_s=10.0) == reason
+    assert budget_used_up(budget, price, elapsed_s, used_device_s(records, now_s=10.0)) == reason
 
 
 FITTED = [trial(0, ok(100.0)), trial(1, ok(90.0), gain=0.002)]
@@ -93,18 +93,19 @@ def test_with_a_planned_length_a_gain_has_to_save_more_than_a_trial_takes() -> N
     # 100,000 tokens at 100 tokens/s: 1,000 s, of which a gain g saves 1000 g / (1 + g); a trial takes 10 s
     worth = Worth(planned_tokens=100_000)
     records = [trial(0, ok(100.0)), trial(1, ok(90.0), gain=0.005)]
-    assert no_gain_left(worth, records, 0.0102) == ""
-    assert no_gain_left(worth, records, 0.0100) == (
+    assert no_gain_left(worth, records, 0.0102, TRIAL_S) == ""
+    assert no_gain_left(worth, records, 0.0100, TRIAL_S) == (
         "no candidate is worth its trial: one takes about 10.0s, and the next is expected to save 9.9s of the planned"
         " training, 16m40s with the best"
     )
-    assert no_gain_left(worth, [records[0], trial(1, ok(), gain=0.02)], 0.01) == "", "the one before was worth it"
+    records[1] = trial(1, ok(), gain=0.02)
+    assert no_gain_left(worth, records, 0.01, TRIAL_S) == "", "the one before was worth it"
 
 
 def test_a_long_training_makes_small_gains_worth_their_trial_and_a_short_one_no_gain() -> None:
-    assert no_gain_left(Worth(planned_tokens=10_000_000), FITTED, 0.001) == ""
+    assert no_gain_left(Worth(planned_tokens=10_000_000), FITTED, 0.001, TRIAL_S) == ""
     large = [trial(0, ok(100.0)), trial(1, ok(90.0), gain=0.9)]
-    assert no_gain_left(Worth(planned_tokens=1000), large, 0.9) != "", "10 s of training save less than 10 s"
+    assert no_gain_left(Worth(planned_tokens=1000), large, 0.9, TRIAL_S) != "", "10 s of training save less than 10 s"
 
 
 class Gains(FakeStrategy):
