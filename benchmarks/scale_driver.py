@@ -205,7 +205,10 @@ def made_up(config: TrialConfig) -> Outcome:
             device="cpu",
             device_name="made up",
             threads_per_rank=1,
-            resolved={"train_micro_batch_size_per_gpu": knobs.micro_batch},
+            resolved={
+                "deepspeed": {"train_micro_batch_size_per_gpu": knobs.micro_batch},
+                "optimizer": {"type": "adamw"},
+            },
         )
     )
 

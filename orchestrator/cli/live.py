@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,15 +20,21 @@ from orchestrator.contract.outcome import INTERRUPTED_KINDS, Ok, OverLimit, Reje
 from orchestrator.contract.rank import Event
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
 from orchestrator.contract.units import format_bytes, format_duration, format_rate
-from orchestrator.report.rows import TrialRow, describe
+from orchestrator.report.rows import TrialRow, describe, trial_row
 from orchestrator.report.summary import OOM_KINDS, Summary, summarize
-from orchestrator.search.reported import confirmed_runs
+from orchestrator.search.reported import confirmed_runs, reported
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.ports import RunLog
 
 REFRESHES_PER_S = 2
+WHOLE_TRIALS = 200
+"""Up to so many trials are summed up anew whenever one changes: a few milliseconds."""
+SHARE_OF_TIME = 0.02
+"""Of a longer sweep's time, that summing it up for the view takes at most: trials wait for the driver."""
 RECENT_TRIALS = 5
+SHOWN_RUNNING = 16
+"""More lines than that leave the screen."""
 TOLD_REJECTIONS, TOLD_EVERY = 5, 100
 _TAIL_BYTES = 4096
 
@@ -57,12 +64,37 @@ class _Progress:
 
     def __init__(self, ledger: Ledger) -> None:
         self.sweep: SweepRecord | None = None
-        self.trials = {trial.trial: trial for trial in ledger.read_trials()}
+        self.trials: dict[int, TrialRecord] = {}
+        self.ended: set[int] = set()
+        self._kept: Summary | None = None
+        self._due_s = 0.0
+        for trial in ledger.read_trials():
+            self.put(trial)
 
-    def summary(self) -> Summary | None:
+    def put(self, trial: TrialRecord) -> None:
+        """Take in a trial as it is now."""
+        self.trials[trial.trial] = trial
+        outcome = trial.outcome
+        if outcome is not None and outcome.kind not in INTERRUPTED_KINDS and not isinstance(outcome, Rejected):
+            self.ended.add(trial.trial)
+        else:
+            self.ended.discard(trial.trial)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `summary` looks at all trials whenever it is asked."""
+        return len(self.trials) <= WHOLE_TRIALS
+
+    def summary(self, is_due: bool = False) -> Summary | None:
+        """Of a long sweep it may be a little old, unless it `is_due`: a look at all trials takes a share of the time at
+        most."""
+        now_s = time.monotonic()
         if self.sweep is None:
             return None
-        return summarize(self.sweep, list(self.trials.values()), None)
+        if self._kept is None or is_due or self.is_whole or now_s >= self._due_s:
+            self._kept = summarize(self.sweep, list(self.trials.values()), None)
+            self._due_s = time.monotonic() + (time.monotonic() - now_s) / SHARE_OF_TIME
+        return replace(self._kept, sweep=self.sweep)
 
     def elapsed_s(self, sweep: SweepRecord) -> float:
         return sweep.elapsed_s + max(0.0, time.time() - sweep.updated_s)
@@ -85,7 +117,7 @@ class LineView:
 
     def trial_changed(self, trial: TrialRecord) -> None:
         """See `RunLog`."""
-        self._progress.trials[trial.trial] = trial
+        self._progress.put(trial)
         if isinstance(trial.outcome, Rejected):
             self._tell_rejected(trial.label, trial.outcome)
             return
@@ -95,17 +127,32 @@ class LineView:
             return
         if summary is None or trial.outcome is None or trial.outcome.kind in INTERRUPTED_KINDS:
             return
+        row = self._row(trial, summary)
+        if self._may_be_best(row, summary):
+            summary = self._progress.summary(is_due=True) or summary
         self._tell_excluded(summary)
-        row = next(each for each in summary.rows if each.trial == trial.trial)
-        left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep))
+        done = len(self._progress.ended)
+        left_s = remaining_s(summary, self._progress.elapsed_s(summary.sweep), done)
         left = f", about {format_duration(left_s)} left" if left_s else ""
         is_best = summary.best is not None and summary.best.trial == trial.trial
         self._output.say(
-            f"[{len(summary.ended)}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
+            f"[{done}/{total_trials(summary)}] trial {row.trial} {row.label}: {result_text(row)}"
             f"{' (best so far)' if is_best else ''}{left}"
         )
         if row.is_baseline and summary.loss_warning:
             self._output.say(f"Warning: {summary.loss_warning}")
+
+    def _row(self, trial: TrialRecord, summary: Summary) -> TrialRow:
+        if not self._progress.is_whole:
+            return trial_row(trial, summary.sweep.state, reported([trial]).get(trial.trial))
+        return next(each for each in summary.rows if each.trial == trial.trial)
+
+    def _may_be_best(self, row: TrialRow, summary: Summary) -> bool:
+        """Whether only a look at all trials of a long sweep tells that this is the best."""
+        if self._progress.is_whole or row.outcome is None or row.outcome["kind"] != "ok":
+            return False
+        best = summary.best
+        return best is None or (row.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0)
 
     def _tell_confirmation(self, trial: TrialRecord, summary: Summary) -> None:
         if trial.running is not None:
@@ -169,6 +216,7 @@ class LiveView:
         self._output = output
         self._progress = _Progress(ledger)
         self._remarks: list[str] = []
+        self._running_trials: set[int] = set()
 
     def sweep_changed(self, sweep: SweepRecord) -> None:
         """See `RunLog`."""
@@ -176,7 +224,11 @@ class LiveView:
 
     def trial_changed(self, trial: TrialRecord) -> None:
         """See `RunLog`."""
-        self._progress.trials = {**self._progress.trials, trial.trial: trial}
+        self._progress.put(trial)
+        if trial.running is None:
+            self._running_trials.discard(trial.trial)
+        else:
+            self._running_trials.add(trial.trial)
 
     def remark(self, text: str) -> None:
         """See `View`. Called from a signal handler too, so it only appends."""
@@ -193,9 +245,9 @@ class LiveView:
         elapsed_s = self._progress.elapsed_s(summary.sweep)
         parts: list[RenderableType] = [Text(_head(summary, elapsed_s), style="bold"), _best(summary)]
         parts += [
-            Text(f"  {confirming_text(self._progress.trials[row.trial], summary)}", style="green")
-            for row in summary.rows
-            if row.is_confirming
+            Text(f"  {confirming_text(record, summary)}", style="green")
+            for record in self._running_records()
+            if record.confirmations
         ]
         parts.append(self._running(summary))
         ended = sorted(summary.ended, key=lambda row: self._ended_s(row.trial))[-RECENT_TRIALS:]
@@ -213,15 +265,19 @@ class LiveView:
         table = RichTable(box=None, pad_edge=False, show_header=False)
         if summary.sweep.state is not SweepState.RUNNING:
             return table
-        for row in summary.rows:
-            if row.state != "running" and not row.is_confirming:
-                continue
-            record = self._progress.trials[row.trial]
+        running = self._running_records()
+        for record in running[:SHOWN_RUNNING]:
             attempt = record.attempts[-1]
-            event = last_event(self._ledger.attempt(row.trial, attempt.attempt).events)
+            event = last_event(self._ledger.attempt(record.trial, attempt.attempt).events)
             since = format_duration(max(0.0, time.time() - attempt.dispatched_s))
-            table.add_row("  running", f"trial {row.trial}", Text(row.label), Text(_doing(event)), since)
+            table.add_row("  running", f"trial {record.trial}", Text(record.label), Text(_doing(event)), since)
+        if len(running) > SHOWN_RUNNING:
+            table.add_row("  running", f"and {len(running) - SHOWN_RUNNING} more")
         return table
+
+    def _running_records(self) -> list[TrialRecord]:
+        """In the order of their numbers."""
+        return [self._progress.trials[trial] for trial in sorted(self._running_trials)]
 
 
 def _sentence(words: str) -> str:

@@ -115,9 +115,12 @@ def total_trials(summary: Summary) -> int:
     return min(total, budget) if budget is not None else total
 
 
-def remaining_s(summary: Summary, elapsed_s: float) -> float | None:
-    """Seconds until the end at the pace so far, at most what the time budget leaves; None before the first end."""
-    done = len(summary.ended)
+def remaining_s(summary: Summary, elapsed_s: float, done: int | None = None) -> float | None:
+    """Seconds until the end at the pace so far, at most what the time budget leaves; None before the first end.
+
+    `done`: trials that have ended, where more is known of them than `summary` says.
+    """
+    done = len(summary.ended) if done is None else done
     if done == 0:
         return None
     by_pace_s = elapsed_s / done * max(0, total_trials(summary) - done)
