@@ -1,7 +1,7 @@
 """The only module that names concrete backends: it builds what a sweep is run with."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from orchestrator.contract.record import TrialRecord
 from orchestrator.placement.forecast import Forecaster, cached_tracer, sweep_forecaster
 from orchestrator.placement.gate import ForecastGate, without_hopeless
 from orchestrator.placement.inspected import InspectedNode
+from orchestrator.placement.jobs import ClusterJobs
 from orchestrator.placement.local_devices import cpu_slots, gpus
 from orchestrator.placement.node_facts import node_facts
 from orchestrator.placement.tracing import Untraceable
@@ -65,6 +66,14 @@ def inspected_nodes(address: str | None) -> list[InspectedNode]:
         return inspected_nodes(address)
     facts = node_facts()
     return [InspectedNode(name=facts.host, devices=len(facts.devices) or facts.cores, facts=facts)]
+
+
+def build_jobs(url: str, headers: Mapping[str, str], verify: str | bool, patience_s: float | None) -> ClusterJobs:
+    """The jobs of the cluster whose Ray dashboard serves `url`. A dashboard that answered before is waited for
+    `patience_s` (None: two minutes). Raises ClusterUnreachableError."""
+    from orchestrator.backends.ray_jobs import AWAY_DEADLINE_S, JobOptions, RayJobs
+
+    return RayJobs(url, JobOptions(headers, verify, AWAY_DEADLINE_S if patience_s is None else patience_s))
 
 
 def build_strategy(

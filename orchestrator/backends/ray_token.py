@@ -15,8 +15,8 @@ MODE_VARIABLE, TOKEN_VARIABLE, PATH_VARIABLE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 DEFAULT_FILE = Path("~/.ray/auth_token")
 """Where Ray looks last (ray/_private/authentication, and `ray get-auth-token`, which prints it)."""
 MEND = (
-    f"set {MODE_VARIABLE}=token and {PATH_VARIABLE} to a file with the cluster's token, or {TOKEN_VARIABLE} to the token "
-    "itself (`ray get-auth-token` on the cluster's head prints it)"
+    f"set {MODE_VARIABLE}=token and {PATH_VARIABLE} to a file with the cluster's token, or {TOKEN_VARIABLE} to the "
+    "token itself (`ray get-auth-token` on the cluster's head prints it)"
 )
 
 

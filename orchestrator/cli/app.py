@@ -19,6 +19,7 @@ from orchestrator.cli.options import (
     Quiet,
     Spec,
 )
+from orchestrator.cli.outside import OutsideCommand
 from orchestrator.contract.units import parse_duration
 
 app = typer.Typer(
@@ -94,7 +95,7 @@ def run(  # smell: typer makes an option of each parameter
     raise typer.Exit(run_spec(spec, tuple(words), request, new=new, extend=extend))
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def resume(  # smell: typer makes an option of each parameter
     name: Name,
     home: Home = DEFAULT_HOME,
@@ -112,6 +113,53 @@ def resume(  # smell: typer makes an option of each parameter
     waits_s = parse_duration(node_timeout)
     request = RunRequest(home, pool, address, allow_remote_code, as_json, quiet, not no_predictions, waits_s)
     raise typer.Exit(resume_sweep(name, request))
+
+
+@app.command()
+def submit(  # smell: typer makes an option of each parameter
+    spec: Spec,
+    overrides: Overrides = None,
+    address: Annotated[
+        str, typer.Option(envvar=["RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"], help="The cluster's Ray dashboard.")
+    ] = "http://127.0.0.1:8265",
+    remote_home: Annotated[
+        str, typer.Option(envvar="BRIMFUL_REMOTE_HOME", help="The home in the cluster, where all nodes see it.")
+    ] = "~/.brimful",
+    remote_python: Annotated[str, typer.Option(help="What runs Brimful in the cluster.")] = "python",
+    working_dir: Annotated[Path | None, typer.Option(help="A folder to send along whole.")] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable there; no secrets.")] = None,
+    submission_id: Annotated[str | None, typer.Option(help="The job's id instead of one that Ray makes.")] = None,
+    entrypoint_num_cpus: Annotated[float | None, typer.Option(min=0, help="CPUs that the driver holds.")] = None,
+    entrypoint_resources: Annotated[str | None, typer.Option(help="JSON of resources that the driver holds.")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="End as soon as it is sent.")] = False,
+    headers: Annotated[str | None, typer.Option(help="JSON of HTTP headers for the dashboard.")] = None,
+    verify: Annotated[str, typer.Option(help="Check the certificate: true, false or a CA file.")] = "true",
+    insecure: Annotated[bool, typer.Option("--insecure", help="No warning of a token in clear text.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Archive a sweep of this name and start afresh.")] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Keep the trials of this name, go on with this spec.")
+    ] = False,
+    no_predictions: NoPredictions = False,
+    allow_remote_code: AllowRemoteCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a sweep inside a cluster, from anywhere; it goes on when this command ends."""
+    from orchestrator.cli.remote import Remote, parse_headers, parse_verify
+    from orchestrator.cli.submit import Submission, submit_spec
+
+    flags = {
+        "--new": new,
+        "--extend": extend,
+        "--no-predictions": no_predictions,
+        "--allow-remote-code": allow_remote_code,
+    }
+    words = tuple(flag for flag, is_set in flags.items() if is_set)
+    remote = Remote(address, remote_home, remote_python, insecure, parse_headers(headers), parse_verify(verify))
+    submission = Submission(
+        words, tuple(env or ()), not no_wait, as_json, allow_remote_code, working_dir, submission_id,
+        entrypoint_num_cpus, entrypoint_resources,
+    )  # fmt: skip
+    raise typer.Exit(submit_spec(spec, tuple(overrides or ()), remote, submission))
 
 
 @app.command()
@@ -152,19 +200,26 @@ def validate(
     validate_spec(spec, tuple(overrides or ()), allow_remote_code, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def status(
     name: OptionalName = None,
     home: Home = DEFAULT_HOME,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the sweep is over.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Where a sweep stands: state, trials done, how many fit or ran out, the best, time left."""
+    if watch:
+        if name is None or as_json:
+            raise typer.BadParameter("--watch goes with the name of one sweep and without --json")
+        from orchestrator.cli.watching import watch_status
+
+        return watch_status(name, home)
     from orchestrator.cli.reading import show_status
 
     show_status(name, home, as_json)
 
 
-@app.command("list")
+@app.command("list", cls=OutsideCommand)
 def list_sweeps(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """All sweeps, a line each."""
     from orchestrator.cli.reading import show_status
@@ -172,7 +227,7 @@ def list_sweeps(home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     show_status(None, home, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def trials(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """Every trial of a sweep with its configuration and what became of it."""
     from orchestrator.cli.reading import show_trials
@@ -180,7 +235,7 @@ def trials(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> No
     show_trials(name, home, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def best(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None:
     """The fastest trial that fits. Exit code 3 when none does."""
     from orchestrator.cli.reading import show_best
@@ -188,7 +243,7 @@ def best(name: Name, home: Home = DEFAULT_HOME, as_json: AsJson = False) -> None
     raise typer.Exit(show_best(name, home, as_json))
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def logs(  # smell: typer makes an option of each parameter
     name: Name,
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="Without it the latest trial.")] = None,
@@ -205,7 +260,7 @@ def logs(  # smell: typer makes an option of each parameter
     show_log(LogRequest(name, trial, rank, attempt, tail, follow), home, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def stop(
     name: Name,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the driver has ended.")] = True,
@@ -218,7 +273,7 @@ def stop(
     stop_sweep(name, home, wait, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def report(
     name: Name,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a file: .md, .html or .json.")] = None,
@@ -234,7 +289,7 @@ def report(
     show_report(name, home, output, format, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def export(
     name: Name,
     trial: Annotated[int | None, typer.Option(help="This trial instead of the best.")] = None,
@@ -342,7 +397,7 @@ def init(
     write_example(file, force, as_json)
 
 
-@app.command()
+@app.command(cls=OutsideCommand)
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -27,6 +27,7 @@ from orchestrator.spec.difference import ends_alike, spec_digest
 from orchestrator.spec.load import load_spec
 from orchestrator.spec.sweep import SweepSpec
 from orchestrator.sweep import disk
+from orchestrator.sweep.audit import audit
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.loop import Interrupt, Services, run_sweep
 from orchestrator.sweep.ports import NODE_TIMEOUT_S, TrialPool
@@ -91,6 +92,7 @@ def resume_sweep(name: str, request: RunRequest) -> int:
 def _drive(order: Order, ledger: Ledger) -> int:
     spec, request, output = order.spec, order.request, order.output
     with leaving_on_sigterm(), ledger.lock():
+        audit(request.home, "run" if order.is_new or not ledger.exists() else "resume", spec.name)
         before = ledger.read_sweep() if ledger.exists() and not order.is_new else None
         if before is not None and _is_done(before, spec):
             output.say(f"Sweep {spec.name} is finished already; nothing runs. `brimful run --new` starts afresh.")

@@ -11,6 +11,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.reading import read_summary, status_line, status_row
 from orchestrator.contract.errors import StateError, UsageError
 from orchestrator.contract.units import format_bytes
+from orchestrator.sweep.audit import audit
 from orchestrator.sweep.ledger import Ledger
 
 POLL_S = 0.2
@@ -27,6 +28,7 @@ def stop_sweep(name: str, home: Path, wait: bool, as_json: bool) -> None:
         raise UsageError(
             f"sweep {name} is not running (it is {ledger.observed_state(sweep)}); there is nothing to stop"
         )
+    audit(home, "stop", name)
     ledger.request_stop()
     output.say(f"Asked the driver of {name} to stop.")
     if wait:
@@ -60,6 +62,7 @@ def delete_sweep(name: str, home: Path, yes: bool, as_json: bool) -> None:
             raise UsageError(f"{question} Say --yes to do so")
         if not typer.confirm(question):
             raise typer.Exit(1)
+    audit(home, "delete", name)
     freed_bytes = ledger.delete()
     output.document({"name": name, "trials": trials, "freed_bytes": freed_bytes})
     output.show(

@@ -57,3 +57,7 @@ NodeTimeout = Annotated[
 
 DEFAULT_HOME = Path(".brimful")
 DEFAULT_NODE_TIMEOUT = "10m"
+DEFAULT_REMOTE_HOME = "~/.brimful"
+"""The home in a cluster that is asked from outside; all of its nodes must see it."""
+PYTHON = "python"
+"""What runs Brimful in such a cluster."""

@@ -1,0 +1,122 @@
+"""What a submitted sweep takes along: its spec and the local files that it names, and never a secret."""
+
+import fnmatch
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contract.errors import UsageError
+from orchestrator.contract.units import MIB, format_bytes
+from orchestrator.spec.load import LoadedSpec
+
+MOST_BYTES = 400 * MIB
+"""Below the 512 MiB that Ray's head takes of one folder (ray/_private/runtime_env/packaging.py)."""
+SPEC_FILE = "spec.yaml"
+_LEFT_OUT_FOLDERS = frozenset({
+    ".git", ".hg", ".svn", ".ssh", ".aws", ".azure", ".gcloud", ".kube", ".gnupg", ".brimful", "__pycache__",
+    "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache", "mlruns", "mlartifacts",
+})  # fmt: skip
+_LEFT_OUT_FILES = (
+    ".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".pypirc", ".npmrc", ".git-credentials", "*.pem", "*.key",
+    "*.p12", "*.pfx", "*.keytab", "id_rsa*", "id_ed25519*", "id_ecdsa*", "auth_token", "token", "credentials",
+    "credentials.*", "secrets.*", "kubeconfig", "*.pyc",
+    # Ray would leave out what these name, the spec's own files too
+    ".gitignore", ".rayignore",
+)  # fmt: skip
+_VENV_MARK = "pyvenv.cfg"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A staged folder. `overrides` name its files where the spec named those here; `left_out` is told to the user."""
+
+    folder: Path
+    digest: str
+    overrides: tuple[str, ...]
+    left_out: tuple[str, ...]
+    size_bytes: int
+
+
+def stage(loaded: LoadedSpec, working_dir: Path | None, folder: Path) -> Package:
+    """Copy the spec, the files that it names and all of `working_dir` into the empty `folder`.
+
+    Raises UsageError when they are too large for Ray's head.
+    """
+    left_out: list[str] = []
+    overrides = list(loaded.overrides)
+    if working_dir is not None:
+        if not working_dir.is_dir():
+            raise UsageError(f"--working-dir {working_dir} is no folder")
+        _copy(working_dir, folder, left_out)
+    (folder / SPEC_FILE).write_text(loaded.text)
+    for word, path in _named(loaded):
+        target = Path("files") / word.replace(".", "-") / path.name
+        _copy(path, folder / target, left_out)
+        overrides = [each for each in overrides if each.partition("=")[0].strip() != word] + [f"{word}={target}"]
+    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if size_bytes > MOST_BYTES:
+        raise UsageError(
+            f"the spec's files hold {format_bytes(size_bytes)}, at most {format_bytes(MOST_BYTES)} can be submitted; "
+            "put them where all nodes of the cluster see them and name that absolute path in the spec"
+        )
+    return Package(folder, _digest(folder), tuple(overrides), tuple(left_out), size_bytes)
+
+
+def _named(loaded: LoadedSpec) -> Iterator[tuple[str, Path]]:
+    """Files and folders of this machine that the spec names; a path that is not here is the cluster's own."""
+    spec = loaded.spec
+    for word, text in (
+        ("model.path", spec.model.path),
+        ("data.path", spec.data.path),
+        ("data.tokenizer", spec.data.tokenizer),
+    ):
+        if text is not None and Path(text).is_absolute() and Path(text).exists():
+            yield word, Path(text)
+
+
+def _copy(source: Path, target: Path, left_out: list[str]) -> None:
+    """Plain files alone, without secrets, repositories, environments, and links that lead out of `source`."""
+    if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        return
+    root = source.resolve()
+    for here, folders, files in os.walk(root):
+        kept = [name for name in folders if not _is_left_out_folder(Path(here) / name)]
+        left_out += [str(Path(here) / name) for name in folders if name not in kept]
+        folders[:] = kept
+        for name in files:
+            file = Path(here) / name
+            if not _may_go(file, root):
+                left_out.append(str(file))
+                continue
+            copy = target / file.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def _is_left_out_folder(folder: Path) -> bool:
+    return folder.name in _LEFT_OUT_FOLDERS or (folder / _VENV_MARK).exists() or folder.is_symlink()
+
+
+def _may_go(file: Path, root: Path) -> bool:
+    if any(fnmatch.fnmatch(file.name, pattern) for pattern in _LEFT_OUT_FILES):
+        return False
+    try:
+        target = file.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return False  # a link that leads nowhere, or in a circle
+    return target.is_relative_to(root) and stat.S_ISREG(target.stat().st_mode)
+
+
+def _digest(folder: Path) -> str:
+    """Names and contents of all files: the same files are the same submission."""
+    whole = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        whole.update(f"{file.relative_to(folder).as_posix()}\0{content}\n".encode())
+    return whole.hexdigest()[:16]
