@@ -106,7 +106,7 @@ class RayPool:
         try:
             has_seats = self._seats(layout, self._avoidable(layout, avoid)) is not None
         except UnplaceableError as error:
-            self._wait_for_nodes(layout, str(error))
+            self._wait_for_nodes(layout, str(error).partition(";")[0])
             return False
         if not has_seats and lacks_nodes(self._view(self._nodes()), world_size, nodes):
             self._ask_for_nodes(layout)

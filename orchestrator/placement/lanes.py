@@ -85,7 +85,7 @@ def _spread(by_size: list[Share], world_size: int, nodes: int) -> Placement | No
 
 
 def _refusal(cluster: ClusterView, alive: list[NodeView], world_size: int, nodes: int | None) -> str:
-    kind = cluster.device_kind
+    kind, alive = cluster.device_kind, [node for node in alive if node.devices > 0]
     largest = max((node.devices for node in alive), default=0)
     where = "" if nodes is None else " on one node" if nodes == 1 else f" spread over {nodes} nodes alike"
     have = (
