@@ -7,17 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from orchestrator.contract.config import TrialConfig
+from orchestrator.contract.config import Layout, TrialConfig
 from orchestrator.contract.errors import BrimfulError, StateError, StoppedAtOnceError, StorageError
 from orchestrator.contract.handoff import AttemptFiles
 from orchestrator.contract.outcome import Cancelled, Measurement, Outcome
 from orchestrator.contract.record import SweepRecord, SweepState, TrialRecord
+from orchestrator.placement.layouts import refused_layouts
 from orchestrator.search.cost import price_of
 from orchestrator.search.ranking import objective_values
 from orchestrator.space.candidates import Candidate
 from orchestrator.spec.sweep import STOP_BELOW_GAIN, SweepSpec
 from orchestrator.sweep import messages, ports, state
 from orchestrator.sweep.confirmation import next_confirmation, whole_confirmation_s
+from orchestrator.sweep.disk import require_reserve
 from orchestrator.sweep.ledger import Ledger
 from orchestrator.sweep.messages import StopCause
 from orchestrator.sweep.racing import tokens_per_second_to_beat
@@ -60,7 +62,7 @@ def run_sweep(spec: SweepSpec, ledger: Ledger, services: Services) -> SweepRecor
     Raises UnplaceableError before the first trial when no trial could ever be placed, and ClusterUnreachableError
     when the cluster is lost; running trials are repeated on resume.
     """
-    services.pool.check(spec.resources.devices_per_trial, spec.resources.nodes)
+    refused_layouts(spec.resources.layouts, services.pool.check)
     ledger.clear_stop()
     return _Driver(spec, ledger, services).run()
 
@@ -164,6 +166,7 @@ class _Driver:
             self._handle(messages.StopAsked(self._services.interrupt.cause))
         elif self._ledger.stop_requested():
             self._handle(messages.StopAsked(StopCause.STOP))
+        require_reserve(self._ledger.folder)
         hear_again_s = time.monotonic() + WAIT_S
         while is_busy := self._tick():
             if self._finish is not None:
@@ -172,13 +175,27 @@ class _Driver:
                 break  # candidates may be rejected for long
         for ended in self._services.pool.wait(0.0 if is_busy else WAIT_S):
             self._handle_end(ended)
+        self._tell_waiting()
         if time.time() - self._sweep.updated_s >= HEARTBEAT_S:
             self._write_sweep()
 
     def _tick(self) -> bool:
         """Let the machine look at the time and the room; True when it did something and may do more."""
-        has_room = self._services.pool.has_room(self._spec.resources.devices_per_trial)
-        return self._handle(messages.Tick(time.time(), has_room))
+        has_room = any(self._has_room(layout, self._machine.avoid) for layout in self._spec.resources.layouts)
+        return self._handle(messages.Tick(time.time(), has_room, self._room_for))
+
+    def _room_for(self, record: TrialRecord) -> bool:
+        return self._has_room(record.config.layout, self._machine.avoid_for(record))
+
+    def _has_room(self, layout: Layout, avoid: frozenset[str]) -> bool:
+        return self._services.pool.has_room(layout.world_size, avoid, layout.nodes)
+
+    def _tell_waiting(self) -> None:
+        """Let everyone see what the sweep waits for, once whenever it changes."""
+        waits_for = self._services.pool.waits_for()
+        if waits_for != self._sweep.waits_for:
+            self._write_sweep(waits_for=waits_for)
+            self._announce_sweep()
 
     def _handle_end(self, ended: ports.Ended, ended_s: float | None = None) -> None:
         record = self._machine.attempted(ended.token)
@@ -229,7 +246,8 @@ class _Driver:
         candidate = strategy.ask()
         gain = strategy.expected_gain()
         rejected = gate.judge(candidate) if gate is not None and candidate is not None else None
-        return messages.Proposed(candidate, time.time(), rejected, gain)
+        has_room = candidate is not None and self._has_room(candidate.config.layout, self._machine.avoid)
+        return messages.Proposed(candidate, time.time(), rejected, gain, has_room)
 
     def _confirmation_s(self, records: Sequence[TrialRecord]) -> float:
         spec = self._spec
@@ -243,7 +261,9 @@ class _Driver:
     def _launch(self, record: TrialRecord) -> None:
         self._store(record)
         files = self._ledger.prepare_attempt(record)
-        self._services.pool.launch(ports.Launch(record.attempts[-1].token, files.directory, record.launch_config))
+        avoid = self._machine.avoid_for(record)
+        token, config = record.attempts[-1].token, record.launch_config
+        self._services.pool.launch(ports.Launch(token, files.directory, config, avoid))
 
     def _store(self, record: TrialRecord) -> None:
         self._ledger.write_trial(record)

@@ -3,7 +3,6 @@
 The loop carries every action out before it brings the next event, and in the order given.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -24,6 +23,7 @@ from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, Tri
 from orchestrator.spec.sweep import BudgetSection
 from orchestrator.sweep.failure import FailureTally
 from orchestrator.sweep.history import History
+from orchestrator.sweep.line import Line
 from orchestrator.sweep.messages import (
     EXIT_CODES,
     STOPPED_BY,
@@ -42,6 +42,7 @@ from orchestrator.sweep.messages import (
     Tick,
 )
 from orchestrator.sweep.stopping import Worth, budget_used_up, fastest_tokens_per_second, no_gain_left
+from orchestrator.sweep.suspects import Suspects
 
 FAILURES_IN_A_ROW = 3
 """A sweep whose first trials all fail with one and the same error ends after this many."""
@@ -86,7 +87,7 @@ def is_final(record: TrialRecord) -> bool:
     if outcome is None or outcome.kind in INTERRUPTED_KINDS:
         return False
     if outcome.kind not in RETRIED_KINDS:
-        return True
+        return not record.searches[-1].is_tried_elsewhere
     alike = sum(attempt.outcome is not None and attempt.outcome.kind == outcome.kind for attempt in record.searches)
     return alike > MAX_RETRIES
 
@@ -111,19 +112,20 @@ class SweepMachine:
         self._setting = setting
         self._history = History(records, setting.worth.eval_loss_within, setting.confirm_top)
         self._running: dict[str, int] = {}
-        self._waiting: deque[int] = deque()
+        self._line = Line()
         self._exhausted = False
         self._held: _Held | None = None
         self._stop: StopCause | None = None
         self._failure: str | None = None
         self._tally = FailureTally()
+        self._suspects = Suspects(self._history)
         for record in self._history:
             if record.running is not None:
                 self._running[record.running.token] = record.trial
             if is_final(record):
                 self._count(record)
             elif record.running is None:
-                self._waiting.append(record.trial)
+                self._line.join(record)
         self._kept_s = setting.kept_s(self._history.in_view())
 
     @property
@@ -135,6 +137,15 @@ class SweepMachine:
         """The trial whose attempt `token` runs; None when none does."""
         trial = self._running.get(token)
         return self._history[trial] if trial is not None else None
+
+    @property
+    def avoid(self) -> frozenset[str]:
+        """Nodes on which the next trial is not run."""
+        return self._suspects.avoid(self._line.first)
+
+    def avoid_for(self, record: TrialRecord) -> frozenset[str]:
+        """Nodes on which this trial is not run."""
+        return self._suspects.avoid(record)
 
     @property
     def running(self) -> frozenset[str]:
@@ -162,22 +173,32 @@ class SweepMachine:
 
     def _tick(self, tick: Tick) -> list[Action]:
         wants_more = self._wants_more(tick.now_s)
-        if wants_more and tick.has_room and self._below_concurrency():
-            if self._waiting:
-                return [self._launch(self._history[self._waiting.popleft()], tick.now_s)]
-            return [Ask()]
+
+        def room_for(record: TrialRecord) -> bool:
+            return tick.room_for(record) if tick.room_for is not None else tick.has_room
+
+        if wants_more and self._below_concurrency():
+            record = self._line.leave(room_for)
+            if record is not None:
+                return [self._launch(record, tick.now_s)]
+            if tick.has_room and self._may_ask and self._line.is_open:
+                return [Ask()]
         if wants_more or self._running:
             return []
         is_over = self.is_ending or bool(self._time_used_up(tick.now_s))
         due = None if is_over else self._setting.confirm(self._history.in_view())
         if due is not None:
-            return [self._launch(due, tick.now_s, Purpose.CONFIRM)] if tick.has_room else []
+            return [self._launch(due, tick.now_s, Purpose.CONFIRM)] if room_for(due) else []
         return [self._finish(tick.now_s)]
 
     def _wants_more(self, now_s: float) -> bool:
         if self.is_ending or self._time_used_up(now_s, self._kept_s):
             return False
-        return bool(self._waiting) or not (self._exhausted or self._held or self._trials_used_up())
+        return bool(self._line) or self._may_ask
+
+    @property
+    def _may_ask(self) -> bool:
+        return not (self._exhausted or self._held or self._trials_used_up())
 
     def _proposed(self, proposed: Proposed) -> list[Action]:
         candidate = proposed.candidate
@@ -198,6 +219,9 @@ class SweepMachine:
         if reason:
             self._held = _Held(record, reason, self._fastest())
             return []
+        if not (proposed.has_room and self._line.passes(record)):
+            self._line.join(record)
+            return []
         return [self._launch(record, proposed.now_s)]
 
     def _no_gain_left(self, gain: float | None) -> str:
@@ -208,8 +232,7 @@ class SweepMachine:
         if self._held is None or self._fastest() == self._held.than_tokens_per_second:
             return
         record, self._held = self._held.record, None
-        self._history.put(record)
-        self._waiting.append(record.trial)
+        self._line.join(record)
 
     def _reject(self, record: TrialRecord, rejected: Rejected, now_s: float) -> list[Action]:
         """The record holds one attempt, which carries the outcome and took no time."""
@@ -222,6 +245,9 @@ class SweepMachine:
 
     def _launch(self, record: TrialRecord, now_s: float, purpose: Purpose = Purpose.SEARCH) -> Launch:
         is_search = purpose is Purpose.SEARCH
+        if not record.attempts:
+            # others may have started while it waited
+            record = record.model_copy(update={"trial": self._history.next_number})
         attempt = AttemptRecord(
             attempt=len(record.attempts) + 1,
             token=self._setting.new_token(),
@@ -238,12 +264,12 @@ class SweepMachine:
         trial = self._running.pop(event.ended.token, None)
         if trial is None:
             return []
-        record = self._with_end(self._history[trial], event)
+        record = self._suspects.judged(self._with_end(self._history[trial], event), self._history)
         self._history.put(record)
         if record.attempts[-1].purpose is Purpose.CONFIRM:
             return [Store(record)]
         if not is_final(record):
-            self._waiting.append(trial)
+            self._line.join(record)
             return [Store(record)]
         self._count(record)
         self._kept_s = self._setting.kept_s(self._history.in_view())
@@ -259,6 +285,7 @@ class SweepMachine:
             update={
                 "ended_s": event.now_s,
                 "node": event.ended.node,
+                "nodes": event.ended.nodes,
                 "launch_overhead_s": event.launch_overhead_s,
                 "outcome": outcome,
                 **shares,
@@ -314,7 +341,8 @@ class SweepMachine:
     def _trials_used_up(self) -> str:
         """Says so when the budget forbids a trial that is not among the records; else empty."""
         trials = self._setting.budget.trials
-        return f"budget used: {trials} trials" if trials is not None and self._history.launched >= trials else ""
+        known = self._history.launched + self._line.new
+        return f"budget used: {trials} trials" if trials is not None and known >= trials else ""
 
     def _time_used_up(self, now_s: float, kept_s: float = 0.0) -> str:
         """Says which part of the budget, less `kept_s`, forbids any more attempts; else empty."""
