@@ -75,6 +75,8 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
     end_ms = None if attempt.ended_s is None else max(start_ms, _ms(attempt.ended_s))
     numbers: dict[str, float | None] = {
         **{f"knob/{name}": _number(value) for name, value in trial.config.knobs if value is not None},
+        "knob/devices_per_trial": float(trial.config.world_size),
+        "knob/nodes": float(trial.config.nodes) if trial.config.nodes is not None else None,
         "launch_overhead_s": attempt.launch_overhead_s,
     }
     time_ms = end_ms or start_ms
@@ -98,6 +100,7 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
         "outcome": attempt.outcome.kind if attempt.outcome else "running",
         "feasible": _word(isinstance(attempt.outcome, Ok)),
         **({"node": attempt.node} if attempt.node else {}),
+        **({"rank_nodes": ", ".join(attempt.nodes)} if len(attempt.nodes) > 1 else {}),
         **_outcome_tags(attempt.outcome),
     }
     points = [Point(key, value, time_ms) for key, value in numbers.items() if value is not None]

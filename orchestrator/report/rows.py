@@ -89,8 +89,12 @@ class TrialRow(Frozen):
     reaches_sequence_length: bool | None = None
     launch_overhead_s: float | None = None
     world_size: int
+    nodes: int | None = None
+    """Nodes that the spec asks for; None: as few as hold its ranks."""
     gradient_accumulation: int
     node: str | None = None
+    rank_nodes: tuple[str, ...] = ()
+    """The node of each rank of the last launch, once it has ended."""
 
 
 def trial_row(record: TrialRecord, sweep_state: SweepState, figures: Reported | None) -> TrialRow:
@@ -115,8 +119,10 @@ def trial_row(record: TrialRecord, sweep_state: SweepState, figures: Reported | 
         failed_confirmation=has_failed,
         launch_overhead_s=last.launch_overhead_s if last else None,
         world_size=record.config.world_size,
+        nodes=record.config.nodes,
         gradient_accumulation=record.config.gradient_accumulation,
         node=last.node if last else None,
+        rank_nodes=last.nodes if last else (),
     )
     measurement = record.measurement
     if measurement is None or figures is None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,32 @@ def test_a_trial_without_numbers_cannot_be_exported() -> None:
     record = TrialRecord(trial=2, candidate="c", label="l", config=config(), attempts=(attempt,))
     with pytest.raises(UsageError, match="did not run to its end"):
         measured_trial(make_sweep(), record, [record], None, "0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched"),
+    [
+        ({}, "RDZV_ENDPOINT: measured on 2 nodes: start this on each of them with RDZV_ENDPOINT=first-node:29400"),
+        ({"RDZV_ENDPOINT": "a:1"}, "--nnodes 2 --nproc-per-node 2 --rdzv-id quickstart-4 --rdzv-backend c10d"),
+        ({"NNODES": "1", "NPROC_PER_NODE": "4"}, "--nnodes 1 --nproc-per-node 4 --standalone train.py"),
+    ],
+)
+def test_a_trial_over_two_nodes_is_launched_on_two(
+    variables: dict[str, str], launched: str, rows: Path, tmp_path: Path
+) -> None:
+    trial = exported(str(rows), **SHAPES["full"])
+    wide = trial.config.model_copy(update={"world_size": 4, "nodes": 2})
+    trial = replace(trial, record=trial.record.model_copy(update={"config": wide}))
+    write_export(trial, tmp_path / "out")
+    assert ", 2 on each of 2 nodes." in " ".join(trial.header())
+    echo = tmp_path / "echo"
+    echo.write_text('#!/bin/sh\necho "$@"\n')
+    echo.chmod(0o700)
+    run = subprocess.run(
+        ["bash", str(tmp_path / "out" / "launch.sh")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHON": str(echo), **variables},
+    )
+    assert launched in run.stdout + run.stderr

@@ -44,6 +44,13 @@ class MeasuredTrial:
         """What the trial was asked to run."""
         return self.record.config
 
+    @property
+    def nodes(self) -> int:
+        """Nodes that the ranks were spread over alike; 1 where a node had more of them than another."""
+        seen = {node for attempt in self.record.attempts[-1:] for node in attempt.nodes}
+        nodes = self.config.nodes or len(seen) or 1
+        return nodes if self.config.world_size % nodes == 0 else 1
+
     def header(self) -> list[str]:
         """Where the files come from and what was measured, a line each."""
         measurement, config, figures = self.measurement, self.config, self.figures
@@ -57,12 +64,15 @@ class MeasuredTrial:
             f" (95 % interval {format_rate(figures.tokens_per_second_low)} to"
             f" {format_rate(figures.tokens_per_second_high)}{again})"
             f" and a peak of {format_bytes(figures.peak_memory_bytes)}{limit} per rank"
-            f" on {config.world_size} x {measurement.device_name}.",
+            f" on {config.world_size} x {measurement.device_name}{self._spread()}.",
             *self._eval_loss(),
             f"Global batch {config.train.global_batch} = micro-batch {config.knobs.micro_batch}"
             f" x accumulation {config.gradient_accumulation} x {config.world_size} ranks.",
             f"Versions: {versions}. Other versions may run at another speed or need other memory.",
         ]
+
+    def _spread(self) -> str:
+        return "" if self.nodes == 1 else f", {self.config.world_size // self.nodes} on each of {self.nodes} nodes"
 
     def _eval_loss(self) -> list[str]:
         measurement = self.measurement
