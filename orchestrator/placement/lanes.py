@@ -75,13 +75,12 @@ def _packed(by_size: list[Share], world_size: int) -> Placement | None:
 
 
 def _spread(by_size: list[Share], world_size: int, nodes: int) -> Placement | None:
-    """The same number of ranks on each node, of those that hold them the ones with the least room beside."""
+    """The same number of ranks on each node. Those with the most room are taken, so that what is left lies on as many
+    nodes as it can: the next trial needs several too."""
     each = world_size // nodes
-    holding = [share for share in reversed(by_size) if share.devices >= each]
-    if world_size % nodes or len(holding) < nodes:
+    if world_size % nodes or len(by_size) < nodes or by_size[nodes - 1].devices < each:
         return None
-    chosen = sorted(holding[:nodes], key=lambda share: share.node)
-    return tuple(Share(share.node, each) for share in chosen)
+    return tuple(Share(share.node, each) for share in by_size[:nodes])
 
 
 def _refusal(cluster: ClusterView, alive: list[NodeView], world_size: int, nodes: int | None) -> str:

@@ -26,7 +26,7 @@ def shares(*parts: tuple[str, int]) -> tuple[Share, ...]:
         (8, None, shares(("a", 8))),
         (10, None, shares(("a", 8), ("b", 2))),
         (4, 2, shares(("a", 2), ("b", 2))),
-        (2, 2, shares(("b", 1), ("c", 1))),
+        (2, 2, shares(("a", 1), ("b", 1))),
         (3, 3, shares(("a", 1), ("b", 1), ("c", 1))),
         (8, 1, shares(("a", 8))),
     ],
@@ -88,3 +88,13 @@ def test_a_trial_waits_for_nodes_that_an_autoscaler_may_bring() -> None:
     assert place(view, 8, 2) is None
     with pytest.raises(UnplaceableError, match="has 1 GPU on 1 node and its autoscaler may add 8 GPUs on 2 nodes"):
         check(view, 16, None)
+
+
+def test_spread_trials_leave_no_device_idle_that_the_next_could_use() -> None:
+    free = {"a": 2, "b": 2, "c": 2}
+    for _ in range(3):
+        found = place(cluster(**{name: (2, count) for name, count in free.items()}), 2, 2)
+        assert found is not None
+        for share in found:
+            free[share.node] -= share.devices
+    assert set(free.values()) == {0}
