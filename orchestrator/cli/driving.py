@@ -18,6 +18,7 @@ from orchestrator.contract.facts import Facts
 from orchestrator.contract.handoff import read_model, write_atomic
 from orchestrator.contract.record import SweepRecord, SweepState
 from orchestrator.placement.forecast import Forecaster
+from orchestrator.placement.kinds import choose_kind, facts_on
 from orchestrator.placement.layouts import refused_layouts
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.promising import with_promising
@@ -102,11 +103,20 @@ def _drive(order: Order, ledger: Ledger) -> int:
         pool_name = request.pool or (before.pool if before else wiring.DEFAULT_POOL)
         pool = wiring.build_pool(pool_name, request.address, request.node_timeout_s)
         try:
+            chosen = choose_kind(pool.cluster(), spec.resources.device, before.device_kind if before else None)
+            pool.use(chosen.kind)
+            if chosen.note:
+                output.say(chosen.note)
             # before the model and the data are looked at, which may take minutes
             refused = refused_layouts(spec.resources.layouts, pool.check)
             output.say(f"Sweep {spec.name}: looking at the model and the data.")
             threads = wiring.threads_per_rank()
             facts = preflight(spec, order.path, request.home / CACHE_FOLDER, threads)
+            facts = facts_on(facts, chosen.device)
+            if facts.device == "cpu" and spec.resources.device == "auto" and pool.cluster().device_kind == "GPU":
+                output.say(
+                    "Note: what the cluster's GPUs are is not known, so trials run on CPUs; name resources.device."
+                )
             space = build_space(spec, facts, threads)
             if space.baseline is not None:
                 pool.check(*space.baseline.config.layout)
@@ -125,7 +135,7 @@ def _drive(order: Order, ledger: Ledger) -> int:
             if order.is_new and ledger.exists():
                 name = archive(ledger)
                 output.say(f"The earlier sweep is kept as {name}; `brimful delete {name}` removes it.")
-            _write(order, ledger, facts, _record(order, before, (space, facts), pool_name))
+            _write(order, ledger, facts, _record(order, before, (space, facts), pool_name, chosen.kind))
             files = _run(order, ledger, (facts, space, pool, forecaster))
         finally:
             pool.close()
@@ -203,7 +213,8 @@ def _restore_rows(order: Order, ledger: Ledger) -> None:
         return
     facts = preflight(order.spec, order.path, order.request.home / CACHE_FOLDER, wiring.threads_per_rank())
     _require_same_data(ledger, facts)
-    write_atomic(ledger.facts_file, facts.model_dump_json(indent=1))
+    known = read_model(ledger.facts_file, Facts)
+    write_atomic(ledger.facts_file, known.model_copy(update={"data": facts.data}).model_dump_json(indent=1))
 
 
 def _require_candidates(space: Space, path: str) -> None:
@@ -242,7 +253,9 @@ def _announce(space: Space, facts: Facts, output: Output) -> None:
         output.say("The spec has no `search`: these are the default choices, `brimful plan` shows them.")
 
 
-def _record(order: Order, before: SweepRecord | None, found: tuple[Space, Facts], pool: str) -> SweepRecord:
+def _record(
+    order: Order, before: SweepRecord | None, found: tuple[Space, Facts], pool: str, kind: str | None
+) -> SweepRecord:
     space, facts = found
     now_s = time.time()
     fields = {
@@ -251,6 +264,7 @@ def _record(order: Order, before: SweepRecord | None, found: tuple[Space, Facts]
         "spec_path": order.path,
         "overrides": order.overrides,
         "pool": pool,
+        "device_kind": kind,
         "candidates": len(space.candidates) + len(space.left_out),
         "left_out": dict(Counter(space.left_out.values())),
         "planned_tokens": planned_tokens(order.spec.train, facts.data),

@@ -17,6 +17,7 @@ from orchestrator.contract.config import Layout
 from orchestrator.contract.facts import Facts
 from orchestrator.placement.forecast import Forecast, Forecaster
 from orchestrator.placement.gate import rejection
+from orchestrator.placement.kinds import facts_on, named_device
 from orchestrator.placement.layouts import refused_layouts
 from orchestrator.placement.preflight import preflight
 from orchestrator.placement.preview import Preview, Terms, preview
@@ -63,7 +64,7 @@ def plan_spec(path: Path, overrides: tuple[str, ...], request: PlanRequest, as_j
     threads = wiring.threads_per_rank()
     with tempfile.TemporaryDirectory(prefix="brimful-plan-") as folder:
         cache = request.home / CACHE_FOLDER if request.home.is_dir() else Path(folder)
-        facts = preflight(spec, str(path), cache, threads)
+        facts = facts_on(preflight(spec, str(path), cache, threads), named_device(spec.resources.device))
         space = build_space(spec, facts, threads)
         if request.pool == "local":
             space = space.refusing(_refused_here(loaded))

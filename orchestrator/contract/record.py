@@ -143,6 +143,8 @@ class SweepRecord(Frozen):
     exit_code: int | None = None
     """Exit code of the command whose session ended last; None while one runs or when its driver vanished."""
     mlflow_run_id: str | None = None
+    device_kind: str | None = None
+    """The cluster's word for the devices that its trials run on; None where there was but one kind."""
     waits_for: str = ""
     """Which nodes the next trial waits for, in words; empty while there are enough."""
     driver_host: str | None = None

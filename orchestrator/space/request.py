@@ -26,12 +26,12 @@ def preflight_request(spec: SweepSpec, data_directory: Path, threads_per_rank: i
 
 
 def device_of(resources: ResourcesSection) -> Literal["auto", "cpu", "cuda"]:
-    """What the trial plane calls the spec's device: every kind of GPU is `cuda` there."""
+    """What the preflight looks at: a kind of GPU that the spec names need not be there where the driver runs."""
     match resources.device:
-        case "auto" | "cpu" as word:
+        case "cpu" | "cuda" as word:
             return word
         case _:
-            return "cuda"
+            return "auto"
 
 
 def lora_target_sets(spec: SweepSpec) -> tuple[tuple[str, ...], ...]:
