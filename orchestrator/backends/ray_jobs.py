@@ -1,6 +1,7 @@
 """Commands that run inside a Ray cluster as its jobs, over the dashboard's HTTP address."""
 
 import asyncio
+import logging
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,7 @@ class RayJobs:
     """
 
     def __init__(self, url: str, options: JobOptions) -> None:
+        logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)  # else it tells of each connection
         self.url = url.rstrip("/")
         token = find_token()
         bearer = {"Authorization": f"Bearer {token}"} if token else {}

@@ -4,6 +4,7 @@ import base64
 import getpass
 import io
 import json
+import shlex
 import shutil
 import socket
 import sys
@@ -23,8 +24,9 @@ from orchestrator.sweep.audit import SUBMITTER_VARIABLE
 
 SWEEP_KEY = "brimful.sweep"
 """Metadata of the jobs that drive a sweep: its name."""
-QUIET_LOG = {"PYTHONUNBUFFERED": "1"}
-"""Lines of a driver reach its log as they are said."""
+DRIVER_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "RAY_JOB_STOP_WAIT_TIME_S": "30"}
+"""Lines of a driver reach its log as they are said; and `ray job stop`, which sends SIGTERM, leaves it the time to end
+its trials (ray/dashboard/modules/job/job_supervisor.py: 3 s without it)."""
 _OUTPUT_OPTIONS = ("-o", "--output")
 
 
@@ -119,7 +121,9 @@ def resume(remote: Remote, name: str, words: Sequence[str]) -> int:
 def drive_request(remote: Remote, name: str, digest: str, words: Sequence[str]) -> JobRequest:
     """The job that drives the sweep `name` by `words`."""
     return JobRequest(
-        remote.relay("drive", digest, *words), metadata={SWEEP_KEY: name}, environment={**QUIET_LOG, **_submitter()}
+        remote.relay("drive", digest, *words),
+        metadata={SWEEP_KEY: name},
+        environment={**DRIVER_ENVIRONMENT, **_submitter()},
     )
 
 
@@ -134,13 +138,14 @@ def stream(jobs: ClusterJobs, job: str, remote: Remote, name: str) -> int:
     end = jobs.wait(job)
     if end.exit_code is None:
         raise BrimfulError(f"the driver of {name} ended without an exit code: {end.message}")
+    where = _where(remote, name)
+    print(f"From here: brimful report {where} -o report.html; brimful export {where} -o FOLDER", file=sys.stderr)
     return end.exit_code
 
 
 def next_steps(remote: Remote, name: str) -> str:
     """How to look at it again, and how to stop it."""
-    home = "" if remote.home == DEFAULT_REMOTE_HOME else f" --remote-home {remote.home}"
-    where = f"{name} --address {remote.url}{home}"
+    where = _where(remote, name)
     return (
         f"Its output: brimful logs {where} --follow. Its state: brimful status {where}. To end it: brimful stop {where}"
     )
@@ -173,6 +178,11 @@ def is_running(remote: Remote, name: str, patience_s: float) -> bool:
     jobs = remote.jobs(patience_s)
     job = jobs.newest(SWEEP_KEY, name)
     return job is not None and jobs.end(job) is None
+
+
+def _where(remote: Remote, name: str) -> str:
+    home = "" if remote.home == DEFAULT_REMOTE_HOME else f" --remote-home {shlex.quote(remote.home)}"
+    return f"{name} --address {remote.url}{home}"
 
 
 def parse_headers(text: str | None) -> dict[str, str]:
