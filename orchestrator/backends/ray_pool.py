@@ -25,7 +25,7 @@ from orchestrator.contract.outcome import Cancelled, Infra, Outcome, Preempted
 from orchestrator.contract.units import format_duration
 from orchestrator.placement.cluster import ClusterView
 from orchestrator.placement.group import Attempt, host_failure
-from orchestrator.placement.lanes import check, lacks_nodes, place
+from orchestrator.placement.lanes import check, lacks_nodes, node_shares, place
 from orchestrator.placement.supervisor import Supervisor, place_name
 from orchestrator.placement.template_host import DEFAULT_TEMPLATE
 from orchestrator.sweep.ports import NODE_TIMEOUT_S, Ended, Launch
@@ -180,10 +180,12 @@ class RayPool:
     def _ask_for_nodes(self, layout: Layout) -> None:
         """Tell the autoscaler what the next trial needs, once, and wait for it."""
         if self._requested != layout:
-            shape = device_shape(self._nodes(), self._threads)
-            request_resources(bundles=[dict(shape.bundle)] * layout.world_size)
+            bundle = device_shape(self._nodes(), self._threads).bundle
+            sizes = node_shares(self.cluster(), *layout)
+            request_resources(bundles=[{name: each * size for name, each in bundle.items()} for size in sizes])
             self._requested = layout
-        devices = f"{layout.world_size} devices" + (f" on {layout.nodes} nodes" if layout.nodes is not None else "")
+        nodes = "" if layout.nodes is None else f" on {layout.nodes} node{'s' * (layout.nodes != 1)}"
+        devices = f"{layout.world_size} devices{nodes}"
         self._wait_for_nodes(layout, f"the next trial needs {devices}, and the autoscaler was asked for them")
 
     def _nodes(self) -> list[RayNode]:

@@ -40,6 +40,13 @@ def lacks_nodes(cluster: ClusterView, world_size: int, nodes: int | None) -> boo
     return _fit(_devices(node for node in cluster.nodes if node.is_alive), world_size, nodes) is None
 
 
+def node_shares(cluster: ClusterView, world_size: int, nodes: int | None) -> list[int]:
+    """How many devices each node would give, of those that live and those that may come; empty where it never fits."""
+    living = [node for node in cluster.nodes if node.is_alive]
+    found = _fit(_devices([*living, *cluster.coming]), world_size, nodes)
+    return [share.devices for share in found or ()]
+
+
 def check(cluster: ClusterView, world_size: int, nodes: int | None) -> None:
     """Raise UnplaceableError, saying what the cluster has, when `place` could never succeed."""
     alive = [node for node in cluster.nodes if node.is_alive]

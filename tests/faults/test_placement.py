@@ -6,14 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from fakes import FakeRunLog, FakeStrategy, candidate, new_ledger, spec
-from pools.conformance import STUB, Home, begun, config, gather, processes_of, reach
+from pools.conformance import STUB, Home, begun, config, gather, processes_of, reach, until
 from pools.rig import RayRig
+from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_STATE_NAMESPACE
+from ray.core.generated import autoscaler_pb2
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from faults import leaks
 from orchestrator.backends.ray_pool import RayPool
@@ -199,6 +203,7 @@ def test_the_last_node_is_waited_for_without_a_busy_loop_and_given_up(
     assert [attempt.outcome.kind for attempt in first.attempts if attempt.outcome] == ["lost_node"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault("C4")
 def test_a_node_that_comes_while_the_sweep_waits_is_used(
     rig: RayRig, three: list[str], tmp_path: Path, figure: Figure
@@ -224,3 +229,35 @@ def test_a_node_that_comes_while_the_sweep_waits_is_used(
 def _is_rank(process: psutil.Process, rank: int) -> bool:
     """Whether `process` writes the log of this rank."""
     return any(file.path.endswith(f"rank{rank}.log") for file in process.open_files())
+
+
+@contextmanager
+def autoscaler_may_add(nodes: int, cpus: int) -> Iterator[None]:
+    """Let the cluster's configuration say so, as an autoscaler does."""
+    group = autoscaler_pb2.NodeGroupConfig(name="pool", resources={"CPU": cpus}, max_count=nodes)
+    config = autoscaler_pb2.ClusterConfig(node_group_configs=[group])
+    where = {"namespace": GCS_AUTOSCALER_STATE_NAMESPACE}
+    _internal_kv_put(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, config.SerializeToString(), **where)
+    yield
+    _internal_kv_del(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, **where)
+
+
+@pytest.mark.fault("C5")
+def test_what_an_autoscaler_may_bring_is_asked_for_waited_for_and_used(
+    rig: RayRig, three: list[str], figure: Figure
+) -> None:
+    one_left(rig, three)
+    with closing(RayPool(rig.address, template_module=STUB)) as pool, autoscaler_may_add(nodes=4, cpus=2):
+        until(lambda: pool.cluster().devices >= 1)
+        with pytest.raises(UnplaceableError, match=r"and its autoscaler may add .* on . nodes"):
+            pool.check(32, None)
+        pool.check(2, 1)
+        assert pool.has_room(1)
+        assert not pool.has_room(2, nodes=1)
+        assert "the next trial needs 2 devices on 1 node, and the autoscaler was asked for them" in pool.waits_for()
+        assert json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)) == [{"CPU": 2.0}]
+        began_s = time.monotonic()
+        rig.node(cpus=2)
+        until(lambda: pool.has_room(2, nodes=1))
+        figure("node started to room for its trial", f"{time.monotonic() - began_s:.1f} s")
+        assert pool.waits_for() == ""

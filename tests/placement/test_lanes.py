@@ -2,7 +2,7 @@ import pytest
 
 from orchestrator.contract.errors import UnplaceableError
 from orchestrator.placement.cluster import ClusterView, NodeView
-from orchestrator.placement.lanes import Share, check, lacks_nodes, place
+from orchestrator.placement.lanes import Share, check, lacks_nodes, node_shares, place
 
 
 def cluster(**nodes: tuple[int, int]) -> ClusterView:
@@ -84,6 +84,7 @@ def test_a_trial_waits_for_nodes_that_an_autoscaler_may_bring() -> None:
     view = cluster(a=(1, 1)).model_copy(update={"coming": more})
     check(view, 8, 2)
     assert lacks_nodes(view, 8, 2)
+    assert [node_shares(view, *layout) for layout in ((8, 2), (8, None), (9, None))] == [[4, 4], [4, 4], [4, 4, 1]]
     assert not lacks_nodes(view, 1, None)
     assert place(view, 8, 2) is None
     with pytest.raises(UnplaceableError, match="has 1 GPU on 1 node and its autoscaler may add 8 GPUs on 2 nodes"):
