@@ -59,24 +59,33 @@ class RayRig:
         self.marker = uuid.uuid4().hex
         self._children: set[psutil.Process] = set()
         self.address = f"127.0.0.1:{free_port()}"
+        self.dashboard = f"http://127.0.0.1:{free_port()}"
         self._environment = {**os.environ, **health_checks, **(environment or {}), RIG_VARIABLE: self.marker}
 
-    def head(self, cpus: int) -> str:
-        """Start the head; returns the node's marker."""
+    def head(self, cpus: int, dashboard: bool = False) -> str:
+        """Start the head; returns the node's marker. With `dashboard` its jobs are reached at `self.dashboard`."""
         options = [
             "--head",
             f"--port={self.address.partition(':')[2]}",
-            "--include-dashboard=false",
+            f"--include-dashboard={str(dashboard).lower()}",
+            "--dashboard-host=127.0.0.1",
+            f"--dashboard-port={self.dashboard.rpartition(':')[2]}",
             "--min-worker-port=0",
             "--max-worker-port=0",
             f"--temp-dir={self.folder / 'ray'}",
         ]
         return self._start(options, cpus)
 
-    def node(self, cpus: int) -> str:
-        """Start one more node; returns its marker."""
+    def node(self, cpus: int, environment: Mapping[str, str] | None = None, gpus: int = 0) -> str:
+        """Start one more node, with variables of its own; returns its marker. GPUs are a number that Ray is told."""
         options = [f"--address={self.address}", "--min-worker-port=0", "--max-worker-port=0"]
-        return self._start(options, cpus)
+        return self._start(options, cpus, environment, gpus)
+
+    def raylet(self, node: str) -> psutil.Process:
+        """The node's raylet."""
+        marked = find_marked(NODE_VARIABLE, node)
+        self._remember_children(marked)
+        return next(process for process in marked if process.name() == "raylet")
 
     def kill_node(self, node: str) -> None:
         """`kill -9` the node's raylet."""
@@ -106,17 +115,17 @@ class RayRig:
             with suppress(psutil.NoSuchProcess):
                 self._children.update(process.children(recursive=True))
 
-    def _start(self, options: list[str], cpus: int) -> str:
+    def _start(self, options: list[str], cpus: int, environment: Mapping[str, str] | None = None, gpus: int = 0) -> str:
         node = uuid.uuid4().hex
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *options),
             *(f"--{option}={free_port()}" for option in _PORT_OPTIONS),
-            *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", "--num-gpus=0"),
+            *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
             *("--object-store-memory=100000000", "--disable-usage-stats"),
         ]
         subprocess.run(
             command,
-            env=self._environment | {NODE_VARIABLE: node},
+            env={**self._environment, **(environment or {}), NODE_VARIABLE: node},
             stdin=subprocess.DEVNULL,
             check=True,
             capture_output=True,
