@@ -48,21 +48,25 @@ def stage(loaded: LoadedSpec, working_dir: Path | None, folder: Path) -> Package
     """
     left_out: list[str] = []
     overrides = list(loaded.overrides)
+    copies: list[tuple[Path, Path]] = []
     if working_dir is not None:
         if not working_dir.is_dir():
             raise UsageError(f"--working-dir {working_dir} is no folder")
-        _copy(working_dir, folder, left_out)
-    (folder / SPEC_FILE).write_text(loaded.text)
+        copies += _copies(working_dir, Path(), left_out)
     for word, path in _named(loaded):
         target = Path("files") / word.replace(".", "-") / path.name
-        _copy(path, folder / target, left_out)
+        copies += _copies(path, target, left_out)
         overrides = [each for each in overrides if each.partition("=")[0].strip() != word] + [f"{word}={target}"]
-    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    size_bytes = len(loaded.text) + sum(source.stat().st_size for source, _ in copies)
     if size_bytes > MOST_BYTES:
         raise UsageError(
             f"the spec's files hold {format_bytes(size_bytes)}, at most {format_bytes(MOST_BYTES)} can be submitted; "
             "put them where all nodes of the cluster see them and name that absolute path in the spec"
         )
+    for source, target in copies:
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / target)
+    (folder / SPEC_FILE).write_text(loaded.text)
     return Package(folder, _digest(folder), tuple(overrides), tuple(left_out), size_bytes)
 
 
@@ -78,11 +82,11 @@ def _named(loaded: LoadedSpec) -> Iterator[tuple[str, Path]]:
             yield word, Path(text)
 
 
-def _copy(source: Path, target: Path, left_out: list[str]) -> None:
-    """Plain files alone, without secrets, repositories, environments, and links that lead out of `source`."""
+def _copies(source: Path, target: Path, left_out: list[str]) -> Iterator[tuple[Path, Path]]:
+    """Each file to copy and where to: plain ones alone, without secrets, repositories, environments, and links that
+    lead out of `source`."""
     if source.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        yield source, target
         return
     root = source.resolve()
     for here, folders, files in os.walk(root):
@@ -91,12 +95,10 @@ def _copy(source: Path, target: Path, left_out: list[str]) -> None:
         folders[:] = kept
         for name in files:
             file = Path(here) / name
-            if not _may_go(file, root):
+            if _may_go(file, root):
+                yield file, target / file.relative_to(root)
+            else:
                 left_out.append(str(file))
-                continue
-            copy = target / file.relative_to(root)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
 
 
 def _is_left_out_folder(folder: Path) -> bool:
