@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.brimful_command import Workplace
 
 from faults import leaks
 from orchestrator.contract.config import (
@@ -113,6 +114,13 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return state
 
 
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped or is expected to fail; empty otherwise."""
+    if hasattr(report, "wasxfail"):
+        return str(report.wasxfail).removeprefix("reason: ")
+    return str(report.longrepr[2]) if report.skipped and isinstance(report.longrepr, tuple) else ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> object:
     report = yield
@@ -122,7 +130,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
             "test": item.nodeid,
             "title": item.name,
             "faults": [name for mark in item.iter_markers("fault") for name in mark.args],
-            "outcome": report.outcome,
+            "outcome": "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome,
+            "reason": _reason(report),
             "when": call.when,
             "seconds": round(call.duration, 1),
             "figures": item.stash.get(_FIGURES, {}),
@@ -170,3 +179,15 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
     root = tmp_path_factory.mktemp("trials")
     write_rows(root / "rows")
     return Trials(root)
+
+
+@pytest.fixture(scope="session")
+def prepared(session_folder: None, tests_importable: None, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """A workplace whose home holds the preflight of the spec's model and data; `faults.sweeps.new_place` copies it."""
+    folder = tmp_path_factory.mktemp("prepared")
+    lines = (f"line {number} of a text about {'many ' * (number % 7)}things\n" for number in range(60))
+    (folder / "rows.txt").write_text("".join(lines))
+    place = Workplace(folder, behaviour="ok")
+    run = place.run("run", place.spec("prepared"), "--pool", "local", "--no-tracking")
+    assert run.returncode == 0, run.stderr
+    return place
