@@ -34,6 +34,7 @@ def test_a_real_trial_over_two_nodes(pool: RayPool, trials: Trials) -> None:
     assert outcome.measurement.threads_per_rank == 1
 
 
+@pytest.mark.fault("B8")
 def test_one_rank_out_of_memory(pool: RayPool, trials: Trials) -> None:
     launch = trials.attempt({1: "torch_allocator"}, world_size=2)
     outcome = run(pool, launch)
@@ -42,6 +43,7 @@ def test_one_rank_out_of_memory(pool: RayPool, trials: Trials) -> None:
     assert seconds_since_strike(launch) < 30.0
 
 
+@pytest.mark.fault("B8")
 def test_one_rank_killed_and_the_next_trial_runs(pool: RayPool, trials: Trials) -> None:
     launch = trials.attempt({1: "sigkill"}, world_size=2)
     outcome = run(pool, launch)

@@ -42,6 +42,7 @@ def suffer(pool: LocalPool, trials: Trials, faults: dict[int, str], world_size: 
     return outcome
 
 
+@pytest.mark.fault("B5")
 def test_an_exception_is_a_crash_with_its_traceback(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {0: "exception"})
     assert isinstance(outcome, Crashed)
@@ -49,12 +50,14 @@ def test_an_exception_is_a_crash_with_its_traceback(pool: LocalPool, trials: Tri
     assert "in user_error" in outcome.evidence
 
 
+@pytest.mark.fault("B2")
 def test_sigkill_alone_is_a_crash_and_no_out_of_memory(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {0: "sigkill"})
     assert isinstance(outcome, Crashed)
     assert (outcome.signal, outcome.phase) == ("SIGKILL", Phase.OPTIMIZER_STEP)
 
 
+@pytest.mark.fault("B5")
 def test_a_segfault_shows_where(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {0: "sigsegv"})
     assert isinstance(outcome, Crashed)
@@ -62,6 +65,7 @@ def test_a_segfault_shows_where(pool: LocalPool, trials: Trials) -> None:
     assert "string_at" in outcome.evidence
 
 
+@pytest.mark.fault("B6")
 def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {1: "hang"}, world_size=2, step_timeout_s=6.0)
     assert isinstance(outcome, Hang)
@@ -69,6 +73,7 @@ def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Tria
     assert "fault_template.py" in outcome.evidence
 
 
+@pytest.mark.fault("B5")
 @pytest.mark.parametrize(
     ("fault", "error", "exit_code"),
     [
@@ -84,12 +89,14 @@ def test_no_whole_result_is_a_crash(pool: LocalPool, trials: Trials, fault: str,
     assert (outcome.exit_code, outcome.signal) == (exit_code, None)
 
 
+@pytest.mark.fault("B5", "E12")
 def test_a_nan_loss_is_diverged(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {0: "nan"})
     assert isinstance(outcome, Diverged)
     assert "nan" in outcome.evidence
 
 
+@pytest.mark.fault("B4")
 @pytest.mark.parametrize(
     ("fault", "evidence"), [("torch_allocator", "DefaultCPUAllocator"), ("empty_memory_error", "MemoryError")]
 )
@@ -101,6 +108,7 @@ def test_a_failed_allocation_under_the_limit(pool: LocalPool, trials: Trials, fa
     assert (outcome.requested_bytes == 2**46) == (fault == "torch_allocator")
 
 
+@pytest.mark.fault("B4")
 def test_gloo_without_memory_for_its_thread_is_the_starved_ranks_out_of_memory(pool: LocalPool, trials: Trials) -> None:
     """Rank 0 only sees its peer go (DistNetworkError, or a closed connection); that must not decide."""
     outcome = suffer(pool, trials, {0: "starved_gloo", 1: "starved_gloo"}, world_size=2)
@@ -108,6 +116,7 @@ def test_gloo_without_memory_for_its_thread_is_the_starved_ranks_out_of_memory(p
     assert outcome.rank == 1
 
 
+@pytest.mark.fault("B8")
 def test_one_rank_out_of_memory_ends_the_other_at_once(pool: LocalPool, trials: Trials) -> None:
     """Field case E3: the others would wait for the collective's timeout."""
     outcome = suffer(pool, trials, {1: "torch_allocator"}, world_size=2)
@@ -115,17 +124,20 @@ def test_one_rank_out_of_memory_ends_the_other_at_once(pool: LocalPool, trials: 
     assert outcome.rank == 1
 
 
+@pytest.mark.fault("B8")
 def test_one_rank_of_two_dying(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {1: "sigkill"}, world_size=2)
     assert isinstance(outcome, Crashed)
     assert (outcome.rank, outcome.signal) == (1, "SIGKILL")
 
 
+@pytest.mark.fault("B9")
 def test_grandchildren_in_sessions_of_their_own_end_with_the_trial(pool: LocalPool, trials: Trials) -> None:
     outcome = suffer(pool, trials, {0: "grandchildren"})
     assert isinstance(outcome, Ok)
 
 
+@pytest.mark.fault("B9")
 def test_cancel_ends_grandchildren_too(pool: LocalPool, trials: Trials) -> None:
     launch = trials.attempt({0: "grandchildren"}, max_steps=100_000, min_steps=100_000, max_measure_s=600.0)
     pool.launch(launch)
@@ -137,6 +149,7 @@ def test_cancel_ends_grandchildren_too(pool: LocalPool, trials: Trials) -> None:
     assert processes_of(launch) == []
 
 
+@pytest.mark.fault("B2", "B5")
 def test_ends_that_look_alike_are_told_apart(pool: LocalPool, trials: Trials) -> None:
     """Field case E1; the fourth cause, an out-of-memory of the host, is in `pools`, where it is real."""
     told = {}
