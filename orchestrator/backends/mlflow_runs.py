@@ -99,6 +99,7 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
         "is_baseline": _word(trial.is_baseline),
         "outcome": attempt.outcome.kind if attempt.outcome else "running",
         "feasible": _word(isinstance(attempt.outcome, Ok)),
+        **_retried(trial, attempt),
         **({"node": attempt.node} if attempt.node else {}),
         **({"rank_nodes": ", ".join(attempt.nodes)} if len(attempt.nodes) > 1 else {}),
         **_outcome_tags(attempt.outcome),
@@ -115,6 +116,14 @@ def attempt_content(sweep: SweepRecord, trial: TrialRecord, attempt: AttemptReco
             points=(*points, *series),
         )
     )
+
+
+def _retried(trial: TrialRecord, attempt: AttemptRecord) -> dict[str, str]:
+    """Which attempt came to no end of its own, so that this one was made."""
+    before = next((each for each in trial.attempts if each.attempt == attempt.attempt - 1), None)
+    if before is None or before.purpose is not attempt.purpose or attempt.purpose is not Purpose.SEARCH:
+        return {}
+    return {"retry_of": before.token}
 
 
 def _again(trial: TrialRecord, attempt: AttemptRecord) -> str:

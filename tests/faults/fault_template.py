@@ -78,6 +78,7 @@ def tear_result() -> None:
 FAULTS: dict[str, Callable[[], Any]] = {
     "exception": user_error,
     "sigkill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "sigstop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "sigsegv": lambda: ctypes.string_at(0),
     "hang": lambda: time.sleep(3600),
     "exit_0": lambda: os._exit(0),

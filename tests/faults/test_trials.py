@@ -73,6 +73,14 @@ def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Tria
     assert "fault_template.py" in outcome.evidence
 
 
+@pytest.mark.fault("B7")
+def test_a_rank_that_stops_before_a_collective_is_the_one_that_hangs(pool: LocalPool, trials: Trials) -> None:
+    """Its peer waits in the all-reduce, as it would in NCCL's."""
+    outcome = suffer(pool, trials, {1: "sigstop"}, world_size=2, step_timeout_s=6.0)
+    assert isinstance(outcome, Hang)
+    assert outcome.rank == 1
+
+
 @pytest.mark.fault("B5")
 @pytest.mark.parametrize(
     ("fault", "error", "exit_code"),

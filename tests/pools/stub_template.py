@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.contract.handoff import ATTEMPT_VARIABLE, AttemptFiles, write_atomic
-from orchestrator.contract.outcome import Crashed, Measurement, Ok, OomDevice, Outcome, Phase, RankMemory
+from orchestrator.contract.outcome import Crashed, Infra, Measurement, Ok, OomDevice, Outcome, Phase, RankMemory
 from orchestrator.contract.rank import (
     TEMPLATE_REQUEST,
     Event,
@@ -42,7 +42,11 @@ def measurement() -> Measurement:
         ranks=(RankMemory(rank=0, peak_memory_bytes=1000, peak_resident_bytes=900),), probe_row_tokens=10,
         reaches_sequence_length=True, trainable_parameters=10, total_parameters=100, first_loss=2.0, last_loss=1.0,
         device="cpu", device_name="stub", threads_per_rank=1,
-        resolved={"environment": {name: os.environ[name] for name in sorted(os.environ)}},
+        resolved={
+            "deepspeed": {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}},
+            "optimizer": {"class": "torch.optim.AdamW", "lr": 1e-3},
+            "environment": {name: os.environ[name] for name in sorted(os.environ)},
+        },
     )  # fmt: skip
 
 
@@ -110,6 +114,15 @@ class Rank:
                 return int(code)
             case ["torn"]:
                 self.files.rank_report(self.request.rank).write_text('{"rank": 0, "time_s": 1')
+            case ["garbage", number]:
+                self.report(ok())
+                file = self.files.rank_report(self.request.rank)
+                report = json.loads(file.read_text())
+                report["outcome"]["measurement"]["tokens_per_second"] = "SPEED"
+                file.write_text(json.dumps(report).replace('"SPEED"', number))
+            case ["broken_device"]:
+                cause = "the device reports a hardware error: uncorrectable ECC"
+                self.report(Infra(cause=cause, blames="device"))
             case ["oom"]:
                 self.report(OomDevice(phase=Phase.FORWARD, rank=self.request.rank, evidence="out of memory"))
             case ["peer_lost"]:
@@ -126,6 +139,10 @@ class Rank:
                     os._exit(0)
                 self.event(Phase.BACKWARD)
                 time.sleep(3600)
+            case ["children"]:
+                for _ in range(4):
+                    subprocess.Popen(["setsid", "sleep", "3600"])
+                self.report(ok())
             case ["hog"]:
                 held = []
                 while len(held) < 80:

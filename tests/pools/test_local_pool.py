@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import psutil
 import pytest
 
 from orchestrator.backends.local_pool import LocalPool
-from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import Infra, Ok, OomHost
-from orchestrator.contract.units import MIB
+from orchestrator.contract.outcome import Infra, Ok
 from pools.conformance import STUB, Home, PoolConformance, begun, config, gather, run, templates, until
 
 
@@ -59,33 +56,6 @@ def test_killing_the_driver_ends_its_templates(home: Home) -> None:
         driver.wait()
     until(lambda: templates() == [], deadline_s=15.0)
     assert not any(_holds(process, launch.directory) for process in psutil.process_iter())
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A memory cgroup of 300 MiB below the one that the tests run in."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    own = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
-    parent = Path(f"/sys/fs/cgroup/memory{own}")
-    if own is None or not os.access(parent, os.W_OK):
-        pytest.skip("needs a writable cgroup-v1 memory controller")
-    group = parent / uuid.uuid4().hex
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(300 * MIB))
-    yield group
-    until(lambda: (group / "cgroup.procs").read_text() == "")
-    group.rmdir()
-
-
-def test_a_rank_that_the_kernel_ends_for_memory_is_out_of_host_memory(home: Home, cgroup: Path) -> None:
-    launch = home.attempt({"0": "hog"})
-    command = [sys.executable, "-c", _DRIVER, STUB, launch.token, str(launch.directory)]
-    join = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.argv[2], sys.argv[2:])"
-    subprocess.run([sys.executable, "-c", join, str(cgroup / "cgroup.procs"), *command], check=True, timeout=120)
-    outcome = AttemptFiles(launch.directory).read_outcome()
-    assert isinstance(outcome, OomHost)
-    assert (outcome.rank, outcome.phase) == (0, "backward")
-    assert "oom_kill rose by" in outcome.evidence
 
 
 _DRIVER = """

@@ -1,0 +1,158 @@
+"""Faults of trial processes whose ranks train nothing: what the pool sees of them is the same."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from pools.conformance import STUB, Home, begun, config, gather, processes_of, reach, run, until
+
+from orchestrator.backends.local_pool import LocalPool
+from orchestrator.contract.handoff import AttemptFiles
+from orchestrator.contract.outcome import RETRIED_KINDS, Cancelled, Crashed, Ok, OomHost, Outcome
+from orchestrator.contract.units import MIB
+from orchestrator.trial.ranklog import HEAD_BYTES, TAIL_BYTES, CappedLog
+
+Figure = Callable[[str, str], None]
+
+
+@pytest.fixture
+def home(tmp_path: Path, tests_importable: None) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def pool(tests_importable: None) -> Iterator[LocalPool]:
+    with closing(LocalPool(devices=2, template_module=STUB)) as pool:
+        yield pool
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A memory cgroup of 300 MiB below the one that the tests run in."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
+    parent = Path(f"/sys/fs/cgroup/memory{own}")
+    if own is None or not os.access(parent, os.W_OK):
+        pytest.skip("needs a writable cgroup-v1 memory controller")
+    group = parent / uuid.uuid4().hex
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(300 * MIB))
+    yield group
+    until(lambda: (group / "cgroup.procs").read_text() == "")
+    group.rmdir()
+
+
+@pytest.mark.fault("B1")
+def test_a_rank_that_the_kernel_ends_for_memory_is_out_of_host_memory(home: Home, cgroup: Path) -> None:
+    launch = home.attempt({"0": "hog"})
+    command = [sys.executable, "-c", _DRIVER, STUB, launch.token, str(launch.directory)]
+    join = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.argv[2], sys.argv[2:])"
+    subprocess.run([sys.executable, "-c", join, str(cgroup / "cgroup.procs"), *command], check=True, timeout=120)
+    outcome = AttemptFiles(launch.directory).read_outcome()
+    assert isinstance(outcome, OomHost)
+    assert (outcome.rank, outcome.phase) == (0, "backward")
+    assert "oom_kill rose by" in outcome.evidence
+    assert outcome.kind not in RETRIED_KINDS
+
+
+_DRIVER = """
+import sys
+from pathlib import Path
+from orchestrator.backends.local_pool import LocalPool
+from orchestrator.sweep.ports import Launch
+from orchestrator.contract.handoff import AttemptFiles
+pool = LocalPool(devices=1, template_module=sys.argv[1])
+directory = Path(sys.argv[3])
+pool.launch(Launch(sys.argv[2], directory, AttemptFiles(directory).read_config()))
+pool.wait(600)
+pool.close()
+"""
+
+
+@pytest.mark.fault("B2")
+def test_a_plain_kill_is_told_as_a_signal_and_not_tried_again(pool: LocalPool, home: Home) -> None:
+    """Nothing says that it would end otherwise: only lost nodes, preemption and infrastructure are tried again."""
+    outcome = run(pool, home.attempt({"0": "signal:SIGKILL"}))
+    assert isinstance(outcome, Crashed)
+    assert outcome.signal == "SIGKILL"
+    assert outcome.kind not in RETRIED_KINDS
+
+
+@pytest.mark.fault("B5")
+@pytest.mark.parametrize("speed", ["NaN", "-1", "0", "Infinity", "1e400"])
+def test_a_result_that_cannot_be_is_a_damaged_one(pool: LocalPool, home: Home, speed: str) -> None:
+    outcome = run(pool, home.attempt({"0": f"garbage:{speed}"}))
+    assert isinstance(outcome, Crashed)
+    assert "damaged result" in outcome.error
+
+
+@pytest.mark.fault("B15")
+def test_a_rank_that_ignores_sigterm_is_killed(pool: LocalPool, home: Home) -> None:
+    launch = home.attempt({"0": "stubborn"})
+    pool.launch(launch)
+    reach(pool, lambda: begun(launch))
+    pool.cancel(launch.token)
+    (ended,) = gather(pool, 1)
+    assert ended.outcome == Cancelled()
+    assert processes_of(launch) == []
+
+
+@pytest.mark.fault("B16")
+def test_a_hundred_trials_in_a_row_leave_nothing(pool: LocalPool, home: Home, figure: Figure) -> None:
+    def footprint() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
+
+    for _ in range(3):
+        assert isinstance(run(pool, home.attempt(of=config(2))), Ok)
+    before = footprint()
+    outcomes: list[Outcome] = [run(pool, home.attempt(of=config(2))) for _ in range(100)]
+    assert all(isinstance(outcome, Ok) for outcome in outcomes)
+    until(lambda: all(now <= then for now, then in zip(footprint(), before, strict=True)))
+    figure("file descriptors before and after", f"{before[0]}, {footprint()[0]}")
+
+
+def flood(path: Path, pieces: int, piece: bytes) -> int:
+    """Write `pieces` times `piece` to a capped log; returns the bytes that this process grew by."""
+    before = psutil.Process().memory_info().rss
+    log = CappedLog(path)
+    for _ in range(pieces):
+        log.write(piece)
+    log.close()
+    return psutil.Process().memory_info().rss - before
+
+
+@pytest.mark.fault("B11")
+@pytest.mark.parametrize(
+    ("pieces", "piece"),
+    [(500, b"x" * 99 + b"\n"), (1, b"y" * 50 * 10**6), (8000, b"\x1b[31mred\x1b[0m\r" * 500)],
+    ids=["small lines", "one line of 50 MB", "escapes"],
+)
+def test_a_log_is_capped_with_head_and_tail(tmp_path: Path, pieces: int, piece: bytes, figure: Figure) -> None:
+    grown_bytes = flood(tmp_path / "log", pieces, piece)
+    written = (tmp_path / "log").read_bytes()
+    total = pieces * len(piece)
+    assert len(written) <= HEAD_BYTES + TAIL_BYTES + 100
+    if total <= HEAD_BYTES + TAIL_BYTES:
+        assert len(written) == total
+    else:
+        assert f"[... {total - HEAD_BYTES - TAIL_BYTES} bytes left out ...]".encode() in written
+        figure(
+            "log of", f"{total / 1e6:.0f} MB kept as {len(written) / 1e6:.1f} MB, memory +{grown_bytes / 1e6:.0f} MB"
+        )
+    assert grown_bytes < 200e6
+
+
+@pytest.mark.slow
+@pytest.mark.fault("B11")
+def test_half_a_gigabyte_of_log_is_ten_megabytes(tmp_path: Path, figure: Figure) -> None:
+    grown_bytes = flood(tmp_path / "log", 5000, b"z" * 99_999 + b"\n")
+    kept_bytes = (tmp_path / "log").stat().st_size
+    assert kept_bytes <= HEAD_BYTES + TAIL_BYTES + 100
+    assert grown_bytes < 50e6
+    figure("500 MB of log", f"kept as {kept_bytes / 1e6:.1f} MB, memory +{grown_bytes / 1e6:.0f} MB")
