@@ -3,9 +3,16 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import AfterValidator, Field, JsonValue, TypeAdapter
 
 from orchestrator.contract.config import Frozen
+from orchestrator.contract.units import printable
+
+Words = Annotated[str, AfterValidator(printable)]
+"""Text that comes from a trial; control characters in it would act on the terminal that shows it."""
+MAX_TOKENS_PER_SECOND = 1e12
+"""A figure above is no measurement: the pre-training of Llama 3 405B on 16,384 H100s ran at some 3e6 tokens/s
+(arXiv:2407.21783, 400 TFLOP/s a device)."""
 
 
 class Phase(StrEnum):
@@ -52,7 +59,7 @@ class RankMemory(Frozen):
 class Measurement(Frozen):
     """Raw numbers of a trial that ran. Ratios such as MFU are derived from them by the control plane."""
 
-    tokens_per_second: float = Field(gt=0)
+    tokens_per_second: float = Field(gt=0, lt=MAX_TOKENS_PER_SECOND)
     """Non-padding tokens of all ranks per second of measured steps."""
     tokens_per_second_low: float = Field(gt=0)
     tokens_per_second_high: float = Field(gt=0)
@@ -125,7 +132,7 @@ class OomDevice(Frozen):
     step: int | None = None
     tokens: int | None = None
     """Tokens (padding included) of the batch that was running."""
-    evidence: str
+    evidence: Words
 
     @property
     def needed_bytes(self) -> int | None:
@@ -141,7 +148,7 @@ class OomHost(Frozen):
     kind: Literal["oom_host"] = "oom_host"
     phase: Phase
     rank: int | None = None
-    evidence: str
+    evidence: Words
 
 
 class Diverged(Frozen):
@@ -150,7 +157,7 @@ class Diverged(Frozen):
     kind: Literal["diverged"] = "diverged"
     phase: Phase
     step: int
-    evidence: str
+    evidence: Words
 
 
 class Invalid(Frozen):
@@ -158,7 +165,7 @@ class Invalid(Frozen):
 
     kind: Literal["invalid"] = "invalid"
     phase: Phase
-    reason: str
+    reason: Words
 
 
 class Hang(Frozen):
@@ -168,7 +175,7 @@ class Hang(Frozen):
     phase: Phase
     rank: int
     silent_s: float
-    evidence: str = ""
+    evidence: Words = ""
 
 
 class Timeout(Frozen):
@@ -185,11 +192,11 @@ class Crashed(Frozen):
     kind: Literal["crashed"] = "crashed"
     phase: Phase
     rank: int | None
-    error: str
+    error: Words
     """First line: exception type and text, or how the process ended."""
     exit_code: int | None = None
     signal: str | None = None
-    evidence: str = ""
+    evidence: Words = ""
     """Traceback or the end of the rank's log."""
     node: str | None = None
     """Where the rank ran."""
@@ -200,7 +207,7 @@ class LostNode(Frozen):
 
     kind: Literal["lost_node"] = "lost_node"
     node: str
-    evidence: str = ""
+    evidence: Words = ""
 
 
 class Preempted(Frozen):
@@ -208,7 +215,7 @@ class Preempted(Frozen):
 
     kind: Literal["preempted"] = "preempted"
     node: str | None = None
-    evidence: str = ""
+    evidence: Words = ""
 
 
 class Cancelled(Frozen):
@@ -221,8 +228,8 @@ class Infra(Frozen):
     """The surroundings failed, not the candidate: a bind race, a stale build lock, a full disk."""
 
     kind: Literal["infra"] = "infra"
-    cause: str
-    evidence: str = ""
+    cause: Words
+    evidence: Words = ""
     node: str | None = None
     """Where it failed."""
     blames: Literal["device", "node"] | None = None
@@ -269,5 +276,14 @@ OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 RETRIED_KINDS = frozenset({"lost_node", "preempted", "infra"})
 """Causes that lie outside the candidate: retried, up to MAX_RETRIES times each."""
 MAX_RETRIES = 3
+KILLED_RETRIES = 1
+"""Of a rank that was killed from outside with nothing that tells why (docs/decisions/0017)."""
 INTERRUPTED_KINDS = frozenset({"cancelled"})
 """Ends that say nothing about the candidate and are run again on resume without counting as a retry."""
+
+
+def retries_of(outcome: Outcome) -> int:
+    """How often a trial that ends so, whatever the candidate, is launched again."""
+    if outcome.kind in RETRIED_KINDS:
+        return MAX_RETRIES
+    return KILLED_RETRIES if isinstance(outcome, Crashed) and outcome.signal == "SIGKILL" else 0

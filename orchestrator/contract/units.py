@@ -10,6 +10,15 @@ _SIZE_UNITS = {
     "KI": KIB, "KIB": KIB, "MI": MIB, "MIB": MIB, "GI": GIB, "GIB": GIB, "TI": TIB, "TIB": TIB,
 }  # fmt: skip
 _DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -~])?")
+"""CSI and OSC sequences, and those of two characters (ECMA-48)."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` without what acts on a terminal: escape sequences and control characters; a lone return ends a line."""
+    lines = _ESCAPE_SEQUENCE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", lines)
 
 
 def parse_size(text: str) -> int:

@@ -12,12 +12,11 @@ from orchestrator.contract.config import TrialConfig
 from orchestrator.contract.errors import EXIT_FAILED, EXIT_NOTHING_FITS, EXIT_OK
 from orchestrator.contract.outcome import (
     INTERRUPTED_KINDS,
-    MAX_RETRIES,
-    RETRIED_KINDS,
     Measurement,
     Ok,
     OverLimit,
     Rejected,
+    retries_of,
 )
 from orchestrator.contract.record import AttemptRecord, Purpose, SweepState, TrialRecord
 from orchestrator.spec.sweep import BudgetSection
@@ -86,10 +85,10 @@ def is_final(record: TrialRecord) -> bool:
     outcome = record.outcome
     if outcome is None or outcome.kind in INTERRUPTED_KINDS:
         return False
-    if outcome.kind not in RETRIED_KINDS:
-        return not record.searches[-1].is_tried_elsewhere
-    alike = sum(attempt.outcome is not None and attempt.outcome.kind == outcome.kind for attempt in record.searches)
-    return alike > MAX_RETRIES
+    retries = retries_of(outcome)
+    ends = [each.outcome for each in record.searches if each.outcome is not None]
+    alike = sum(end.kind == outcome.kind and retries_of(end) == retries for end in ends)
+    return alike > retries and not record.searches[-1].is_tried_elsewhere
 
 
 @dataclass(frozen=True)

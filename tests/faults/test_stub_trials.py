@@ -1,5 +1,6 @@
 """Faults of trial processes whose ranks train nothing: what the pool sees of them is the same."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,12 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fakes import FakeStrategy, candidate, new_ledger, spec
 from pools.conformance import STUB, Home, begun, config, gather, processes_of, reach, run, until
 
+from faults import leaks
 from orchestrator.backends.local_pool import LocalPool
 from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import RETRIED_KINDS, Cancelled, Crashed, Ok, OomHost, Outcome
+from orchestrator.contract.outcome import Cancelled, Crashed, Infra, Ok, OomHost, Outcome, Phase, retries_of
+from orchestrator.contract.record import TrialRecord
 from orchestrator.contract.units import MIB
+from orchestrator.sweep.loop import Services, run_sweep
+from orchestrator.sweep.ports import Launch
 from orchestrator.trial.ranklog import HEAD_BYTES, TAIL_BYTES, CappedLog
 
 Figure = Callable[[str, str], None]
@@ -58,7 +64,7 @@ def test_a_rank_that_the_kernel_ends_for_memory_is_out_of_host_memory(home: Home
     assert isinstance(outcome, OomHost)
     assert (outcome.rank, outcome.phase) == (0, "backward")
     assert "oom_kill rose by" in outcome.evidence
-    assert outcome.kind not in RETRIED_KINDS
+    assert retries_of(outcome) == 0
 
 
 _DRIVER = """
@@ -75,17 +81,66 @@ pool.close()
 """
 
 
+class ScriptedPool(LocalPool):
+    """Ranks do as `behaviours` says of their trial and attempt (`0000/attempt-1`), the others end well."""
+
+    behaviours: dict[str, str] = {}
+
+    def launch(self, launch: Launch) -> None:
+        name = f"{launch.directory.parent.name}/{launch.directory.name}"
+        (launch.directory / "behave.json").write_text(json.dumps({"0": self.behaviours.get(name, "ok")}))
+        super().launch(launch)
+
+
+def sweep(home: Path, behaviours: dict[str, str], trials: int = 3) -> list[TrialRecord]:
+    """The trials of a sweep whose ranks do so."""
+    of = spec()
+    ledger = new_ledger(home, of)
+    with closing(ScriptedPool(devices=2, template_module=STUB)) as pool, ledger.lock():
+        pool.behaviours = behaviours
+        run_sweep(of, ledger, Services(pool, FakeStrategy(candidate(size) for size in range(1, trials + 1))))
+    leaks.assert_home_clean(home)
+    return ledger.read_trials()
+
+
+def ends(record: TrialRecord) -> list[str]:
+    """How the attempts of a trial ended."""
+    return [attempt.outcome.kind for attempt in record.attempts if attempt.outcome is not None]
+
+
 @pytest.mark.fault("B2")
-def test_a_plain_kill_is_told_as_a_signal_and_not_tried_again(pool: LocalPool, home: Home) -> None:
-    """Nothing says that it would end otherwise: only lost nodes, preemption and infrastructure are tried again."""
-    outcome = run(pool, home.attempt({"0": "signal:SIGKILL"}))
-    assert isinstance(outcome, Crashed)
-    assert outcome.signal == "SIGKILL"
-    assert outcome.kind not in RETRIED_KINDS
+def test_a_plain_kill_is_tried_once_more_and_is_no_out_of_memory(
+    tests_importable: None, tmp_path: Path, figure: Figure
+) -> None:
+    """docs/decisions/0017: once is an accident, twice is somebody's will."""
+    kill = "signal:SIGKILL"
+    behaviours = {"0000/attempt-1": kill, "0001/attempt-1": kill, "0001/attempt-2": kill}
+    once, twice, other = sweep(tmp_path, behaviours)
+    assert ends(once) == ["crashed", "ok"]
+    assert ends(twice) == ["crashed", "crashed"]
+    assert isinstance(twice.outcome, Crashed)
+    assert twice.outcome.signal == "SIGKILL"
+    assert ends(other) == ["ok"]
+    figure("launches of a trial that is killed each time", "2")
+
+
+@pytest.mark.fault("B2")
+def test_another_signal_is_not_tried_again(tests_importable: None, tmp_path: Path) -> None:
+    crashed, *others = sweep(tmp_path, {"0000/attempt-1": "signal:SIGSEGV"})
+    assert ends(crashed) == ["crashed"]
+    assert [ends(other) for other in others] == [["ok"], ["ok"]]
+
+
+@pytest.mark.fault("B11")
+def test_what_would_act_on_a_terminal_is_no_part_of_an_outcome() -> None:
+    noise = "\x1b[2J\x1b[31mred\x1b[0m\x1b]0;title\x07\x07 \x9b1mand\rblue\r\nend\x00"
+    crash = Crashed(phase=Phase.INIT, rank=0, error=noise, evidence=noise)
+    assert crash.error == crash.evidence == "red 1mand\nblue\nend"
+    assert Infra(cause=noise).cause == crash.error
 
 
 @pytest.mark.fault("B5")
-@pytest.mark.parametrize("speed", ["NaN", "-1", "0", "Infinity", "1e400"])
+@pytest.mark.parametrize("speed", ["NaN", "-1", "0", "Infinity", "1e400", "1e30"])
 def test_a_result_that_cannot_be_is_a_damaged_one(pool: LocalPool, home: Home, speed: str) -> None:
     outcome = run(pool, home.attempt({"0": f"garbage:{speed}"}))
     assert isinstance(outcome, Crashed)
