@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,17 +48,21 @@ class RayRig:
     """A head and more nodes. `environment` is added to that of every Ray process.
 
     A lost node is noticed within seconds; `health_checks={}` leaves Ray its own patience, which suits nodes whose CPUs
-    are at work.
+    are at work. `ip` is the head's address.
     """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, health_checks: Mapping[str, str] = FAST_HEALTH_CHECKS
+        self,
+        environment: Mapping[str, str] | None = None,
+        health_checks: Mapping[str, str] = FAST_HEALTH_CHECKS,
+        ip: str = "127.0.0.1",
     ) -> None:
         # unix socket names are limited to 107 bytes: a short path outside pytest's folders
         self.folder = Path(tempfile.mkdtemp(prefix="bf", dir="/tmp"))
         self.marker = uuid.uuid4().hex
         self._children: set[psutil.Process] = set()
-        self.address = f"127.0.0.1:{free_port()}"
+        self._ip = ip
+        self.address = f"{ip}:{free_port()}"
         self.dashboard = f"http://127.0.0.1:{free_port()}"
         self._environment = {**os.environ, **health_checks, **(environment or {}), RIG_VARIABLE: self.marker}
 
@@ -76,10 +80,20 @@ class RayRig:
         ]
         return self._start(options, cpus)
 
-    def node(self, cpus: int, environment: Mapping[str, str] | None = None, gpus: int = 0) -> str:
-        """Start one more node, with variables of its own; returns its marker. GPUs are a number that Ray is told."""
+    def node(
+        self,
+        cpus: int,
+        environment: Mapping[str, str] | None = None,
+        gpus: int = 0,
+        ip: str | None = None,
+        prefix: Sequence[str] = (),
+    ) -> str:
+        """Start one more node, with variables of its own; returns its marker. GPUs are a number that Ray is told.
+
+        `prefix` is a command that runs the node's, as `ip netns exec` does, at the address `ip`.
+        """
         options = [f"--address={self.address}", "--min-worker-port=0", "--max-worker-port=0"]
-        return self._start(options, cpus, environment, gpus)
+        return self._start(options, cpus, environment, gpus, ip, prefix)
 
     def raylet(self, node: str) -> psutil.Process:
         """The node's raylet."""
@@ -115,12 +129,21 @@ class RayRig:
             with suppress(psutil.NoSuchProcess):
                 self._children.update(process.children(recursive=True))
 
-    def _start(self, options: list[str], cpus: int, environment: Mapping[str, str] | None = None, gpus: int = 0) -> str:
+    def _start(
+        self,
+        options: list[str],
+        cpus: int,
+        environment: Mapping[str, str] | None = None,
+        gpus: int = 0,
+        ip: str | None = None,
+        prefix: Sequence[str] = (),
+    ) -> str:
         node = uuid.uuid4().hex
         command = [
+            *prefix,
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *options),
             *(f"--{option}={free_port()}" for option in _PORT_OPTIONS),
-            *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
+            *(f"--node-ip-address={ip or self._ip}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
             *("--object-store-memory=100000000", "--disable-usage-stats"),
         ]
         subprocess.run(
