@@ -24,9 +24,10 @@ from orchestrator.placement.local_devices import cpu_slots
 
 CONNECT_DEADLINE_S = 3.0
 PROBE_DEADLINE_S = 15.0
-LOST_AFTER_S = 15.0
-"""A cluster whose head refuses connections for this long is gone. Ray's own client gives up, and ends the whole
-process, after 60 s (`RAY_gcs_rpc_server_reconnect_timeout_s`)."""
+LOST_AFTER_S = 40.0
+"""A cluster whose head refuses connections for this long is gone; one that is back sooner goes on, if it kept its state
+(`RAY_gcs_storage`). Ray's own client gives up, and ends the whole process, after 60 s
+(`RAY_gcs_rpc_server_reconnect_timeout_s`)."""
 _PULSE_INTERVAL_S = 2.0
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Only small messages pass through it; Ray refuses less than 75 MiB."""
@@ -85,6 +86,8 @@ class Pulse:
     def __init__(self, address: str) -> None:
         self._address = address
         self._alive_s = self._next_s = time.monotonic()
+        self.is_away = False
+        """Whether the last connection was refused."""
 
     def check(self) -> None:
         """Raise ClusterUnreachableError when the head has been away for `LOST_AFTER_S`. Costs a connection now and
@@ -92,7 +95,8 @@ class Pulse:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
-        if _refusal(self._address) is None:
+        self.is_away = _refusal(self._address) is not None
+        if not self.is_away:
             self._alive_s = now_s
         elif now_s - self._alive_s > LOST_AFTER_S:
             raise ClusterUnreachableError(

@@ -5,17 +5,21 @@ follow one another on warm templates; it is reserved by a placement group of its
 """
 
 from collections.abc import Collection
+from contextlib import suppress
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from orchestrator.backends.ray_head import HeadAwayError, asks_head
 from orchestrator.backends.ray_seat import RayHost, Seat
 from orchestrator.backends.ray_view import DeviceShape, RayNode
 
 CLOSE_DEADLINE_S = 6.0
 _NODE_LABEL = "ray.io/node-id"
 """Ray gives it to every node (ray.util.scheduling_strategies, `NodeLabelSchedulingStrategy`)."""
+
+_remove = asks_head(remove_placement_group)
 
 
 class Lane:
@@ -61,4 +65,9 @@ class Lane:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_DEADLINE_S)
         for lane in lanes:
             # seats end with their group; a template that is still there ends when its seat's pipe closes
-            remove_placement_group(lane._group)
+            with suppress(HeadAwayError):  # then the group ends with this driver
+                _remove(lane._group)
+
+
+new_lane = asks_head(Lane)
+"""Make a lane. Raises HeadAwayError."""

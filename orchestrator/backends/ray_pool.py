@@ -3,13 +3,15 @@
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 import ray
 from ray.autoscaler.sdk import request_resources
 
 from orchestrator.backends.ray_connect import Pulse, join, start_private
-from orchestrator.backends.ray_lane import Lane
+from orchestrator.backends.ray_head import HeadAwayError
+from orchestrator.backends.ray_lane import Lane, new_lane
 from orchestrator.backends.ray_view import (
     RayNode,
     cluster_view,
@@ -88,7 +90,12 @@ class RayPool:
     def cluster(self) -> ClusterView:
         """See `TrialPool`."""
         self._feel_pulse()
-        return self._view(self._nodes())
+        try:
+            return self._view(self._nodes())
+        except HeadAwayError as error:
+            raise ClusterUnreachableError(
+                f"the head of the Ray cluster at {self._connection.address} does not answer; try again when it does"
+            ) from error
 
     def use(self, kind: str | None) -> None:
         """See `TrialPool`."""
@@ -101,14 +108,19 @@ class RayPool:
     def has_room(self, world_size: int, avoid: frozenset[str] = frozenset(), nodes: int | None = None) -> bool:
         """See `TrialPool`."""
         self._feel_pulse()
-        self._hear_of_drains()
-        layout = Layout(world_size, nodes)
+        try:
+            self._hear_of_drains()
+            return self._has_room(Layout(world_size, nodes), avoid)
+        except HeadAwayError:
+            return False
+
+    def _has_room(self, layout: Layout, avoid: frozenset[str]) -> bool:
         try:
             has_seats = self._seats(layout, self._avoidable(layout, avoid)) is not None
         except UnplaceableError as error:
             self._wait_for_nodes(layout, str(error).partition(";")[0])
             return False
-        if not has_seats and lacks_nodes(self._view(self._nodes()), world_size, nodes):
+        if not has_seats and lacks_nodes(self._view(self._nodes()), *layout):
             self._ask_for_nodes(layout)
             return False
         self._too_small_s.pop(layout, None)
@@ -117,9 +129,15 @@ class RayPool:
     def launch(self, launch: Launch) -> None:
         """See `TrialPool`."""
         layout = launch.config.layout
-        seats = self._seats(layout, self._avoidable(layout, launch.avoid))
-        assert seats is not None, "launch is called only while has_room is true"
-        lanes = self._lanes_on(seats)
+        try:
+            seats = self._seats(layout, self._avoidable(layout, launch.avoid))
+            assert seats is not None, "launch is called only while has_room is true"
+            lanes = self._lanes_on(seats)
+        except HeadAwayError:
+            outcome = Infra(cause="the head of the Ray cluster went away while the trial was launched")
+            AttemptFiles(launch.directory).write_outcome(outcome)
+            self._ended.append(Ended(launch.token, outcome))
+            return
         self._busy[launch.token] = lanes
         port = lanes[0].host.seat.port.remote()
         self._opening[launch.token] = _Opening(launch, lanes, port, time.monotonic())
@@ -129,7 +147,8 @@ class RayPool:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._feel_pulse()
-            self._hear_of_drains()
+            with suppress(HeadAwayError):
+                self._hear_of_drains()
             self._start_opened()
             ended = self._collect()
             left_s = deadline_s - time.monotonic()
@@ -159,6 +178,10 @@ class RayPool:
         except ClusterUnreachableError:
             self._is_lost = True
             raise
+
+    def _require_head(self) -> None:
+        if self._pulse.is_away:
+            raise HeadAwayError
 
     def waits_for(self) -> str:
         """See `TrialPool`."""
@@ -190,6 +213,7 @@ class RayPool:
 
     def _nodes(self) -> list[RayNode]:
         """Living nodes of the kind that the sweep uses."""
+        self._require_head()
         return [node for node in living_nodes() if self._kind is None or node.kind == self._kind]
 
     def _view(self, nodes: list[RayNode]) -> ClusterView:
@@ -218,6 +242,7 @@ class RayPool:
         now_s = time.monotonic()
         if now_s < self._drains_due_s:
             return
+        self._require_head()
         self._drains_due_s = now_s + DRAINS_INTERVAL_S
         deadlines_s = draining_nodes()
         busy = {id(lane): token for token, lanes in self._busy.items() for lane in lanes}
@@ -262,7 +287,7 @@ class RayPool:
         for node in seats:
             lane = next((lane for lane in idle if lane.node.key == node.key), None)
             if lane is None:
-                lane = Lane(node, shape, self._module, self._threads)
+                lane = new_lane(node, shape, self._module, self._threads)
                 self._lanes.append(lane)
             else:
                 idle.remove(lane)

@@ -7,6 +7,7 @@ import time
 import ray
 from ray.actor import ActorHandle
 
+from orchestrator.backends.ray_head import HeadAwayError
 from orchestrator.backends.ray_view import RayNode, node_end
 from orchestrator.contract.rank import RankRequest
 from orchestrator.placement.dirt import CleanWait, DirtWatch
@@ -169,7 +170,12 @@ class RayHost:
         if isinstance(error, ray.exceptions.OutOfMemoryError) or "memory pressure" in text or "OutOfMemory" in text:
             evidence = f"Ray's memory monitor ended the worker on node {self.node}: {text}"
             return RankFailed(token, "host_memory", evidence)
-        end = node_end(self._key)
+        try:
+            end = node_end(self._key)
+        except HeadAwayError:
+            return RankFailed(
+                token, "infra", f"the Ray worker on node {self.node} ended while the head was away: {text}"
+            )
         if end is None:
             return RankFailed(token, "infra", f"the Ray worker on node {self.node} ended: {text}")
         if end.is_on_purpose or self.is_draining:

@@ -8,7 +8,13 @@ from math import inf
 import ray
 from ray._private.state import available_resources_per_node, state
 
+from orchestrator.backends.ray_head import asks_head
 from orchestrator.placement.cluster import ClusterView, NodeView
+
+_all_nodes = asks_head(lambda: ray.nodes())
+_available = asks_head(lambda: available_resources_per_node())
+_draining = asks_head(lambda: state.get_draining_nodes())
+_cluster_config = asks_head(lambda: state.get_cluster_config())
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class DeviceShape:
 def living_nodes() -> list[RayNode]:
     """All living nodes that are not about to be taken away; those that share a host name are told apart by their id."""
     draining = draining_nodes()
-    alive = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
+    alive = [node for node in _all_nodes() if node["Alive"] and node["NodeID"] not in draining]
     hosts = Counter(node["NodeManagerHostname"] for node in alive)
     return [
         RayNode(
@@ -73,7 +79,7 @@ def _kind(resources: Mapping[str, float], labels: Mapping[str, str]) -> str | No
 def coming_nodes(shape: DeviceShape, kind: str | None, living: int) -> tuple[NodeView, ...]:
     """What an autoscaler may add, by the cluster's configuration: its groups up to their greatest sizes, less the nodes
     that live. Empty without an autoscaler. `kind`: of this kind alone, as far as a group tells one."""
-    config = state.get_cluster_config()
+    config = _cluster_config()
     found = []
     for group in config.node_group_configs if config is not None else ():
         devices = shape.count(group.resources)
@@ -110,7 +116,7 @@ class NodeEnd:
 
 def node_end(key: str) -> NodeEnd | None:
     """How the node ended; None while it lives."""
-    node = next((node for node in ray.nodes() if node["NodeID"] == key), None)
+    node = next((node for node in _all_nodes() if node["NodeID"] == key), None)
     if node is not None and node["Alive"]:
         return None
     reason = node["DeathReason"] if node is not None else 0
@@ -125,7 +131,7 @@ _ON_PURPOSE = (1, 3, 4)
 
 def draining_nodes() -> dict[str, float]:
     """Ids of nodes that are about to be taken away, each with the time (time.time()) when; infinity where unknown."""
-    deadlines_ms = state.get_draining_nodes()
+    deadlines_ms = _draining()
     return {key: deadline_ms / 1000 if deadline_ms else inf for key, deadline_ms in deadlines_ms.items()}
 
 
@@ -143,7 +149,7 @@ def cluster_view(
     nodes: list[RayNode], shape: DeviceShape, own: Mapping[str, int], coming: tuple[NodeView, ...] = ()
 ) -> ClusterView:
     """All devices. `own` counts by node id the devices that our lanes hold; they count as free."""
-    available = available_resources_per_node()
+    available = _available()
     return ClusterView(
         nodes=tuple(_node_view(node, shape, available.get(node.key, {}), own.get(node.key, 0)) for node in nodes),
         device_kind=shape.kind,

@@ -1,5 +1,6 @@
 """What a sweep on several Ray nodes makes of nodes, heads and networks that go away; no rank trains."""
 
+import random
 import subprocess
 import sys
 import time
@@ -163,3 +164,38 @@ directory = Path(sys.argv[4])
 pool.launch(Launch(sys.argv[3], directory, AttemptFiles(directory).read_config()))
 pool.wait(600)
 """
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.fault("C12")
+def test_ranks_that_are_killed_at_random_never_stop_a_sweep(rig: RayRig, tmp_path: Path, figure: Figure) -> None:
+    """A kill every 5 s, some of them twice on one trial: 40 trials of 4 s on two slots take a minute and a half."""
+    ledger, dice = Ledger(tmp_path, "sweep"), random.Random(0)
+    killed: list[int] = []
+    next_s = time.monotonic() + 5.0
+
+    def strike() -> None:
+        nonlocal next_s
+        if time.monotonic() < next_s:
+            return
+        running = [
+            ledger.attempt(record.trial, record.running.attempt) for record in ledger.read_trials() if record.running
+        ]
+        ranks = [each for each in psutil.process_iter() for files in running if writes_in(each, files)]
+        if ranks:
+            victim = dice.choice(ranks)
+            victim.kill()
+            killed.append(victim.pid)
+            next_s = time.monotonic() + 5.0
+
+    sweep, _ = run_small(rig.address, tmp_path, 40, {"*": "sleep:4"}, strike)
+    records = ledger.read_trials()
+    assert sweep.state is SweepState.FINISHED
+    assert [record.trial for record in records] == list(range(40))
+    told = [ends(record) for record in records]
+    assert all(each in (["ok"], ["crashed", "ok"], ["crashed", "crashed"]) for each in told), told
+    assert len(killed) >= 10
+    figure("ranks killed", str(len(killed)))
+    figure("trials with a result", f"{sum(each[-1] == 'ok' for each in told)} of 40")
+    leaks.assert_home_clean(tmp_path)
