@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+import pandas  # noqa: F401  # plotly looks for it by name, also while another thread (MLflow's) is importing it
 import plotly.graph_objects as go
 
 from orchestrator.contract.units import MIB
