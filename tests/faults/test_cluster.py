@@ -17,8 +17,9 @@ from faults import leaks
 from faults.small_sweep import ends, run_small
 from orchestrator.backends.ray_pool import RayPool
 from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import LostNode, Ok
+from orchestrator.contract.outcome import LostNode, Ok, OomHost
 from orchestrator.contract.record import SweepState, TrialRecord
+from orchestrator.contract.units import GIB
 from orchestrator.sweep.ledger import Ledger
 
 pytestmark = pytest.mark.ray
@@ -164,6 +165,26 @@ directory = Path(sys.argv[4])
 pool.launch(Launch(sys.argv[3], directory, AttemptFiles(directory).read_config()))
 pool.wait(600)
 """
+
+
+@pytest.mark.fault("B3")
+def test_rays_memory_monitor_is_an_out_of_memory_of_the_host_and_not_tried_again(
+    ray_token: None, tests_importable: None, tmp_path: Path
+) -> None:
+    """Ray itself would try a task for ever that it ended for memory, unless told not to."""
+    memory = psutil.virtual_memory()
+    threshold = (memory.total - memory.available + 1.5 * GIB) / memory.total
+    rig = RayRig({"RAY_memory_usage_threshold": f"{threshold:.4f}", "RAY_memory_monitor_refresh_ms": "250"})
+    try:
+        rig.head(cpus=1)
+        _, ledger = run_small(rig.address, tmp_path, 2, {"0000/attempt-1": "hog"})
+    finally:
+        rig.close()
+    hog, other = ledger.read_trials()
+    assert [ends(hog), ends(other)] == [["oom_host"], ["ok"]]
+    assert isinstance(hog.outcome, OomHost)
+    assert "memory monitor" in hog.outcome.evidence
+    assert hog.outcome.phase == "backward"
 
 
 @pytest.mark.slow

@@ -4,19 +4,16 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import psutil
 import pytest
 
 from orchestrator.backends import ray_connect
 from orchestrator.backends.ray_pool import RayPool
 from orchestrator.contract.errors import ClusterUnreachableError, UnplaceableError
-from orchestrator.contract.outcome import Infra, LostNode, Ok, OomHost
-from orchestrator.contract.units import GIB
+from orchestrator.contract.outcome import Infra, LostNode, Ok
 from orchestrator.placement.ports import free_port
 from pools.conformance import (
     STUB,
@@ -109,35 +106,6 @@ time.sleep(600)
 """
 
 
-def test_killing_the_driver_gives_everything_back(rig: RayRig, home: Home, pool: RayPool) -> None:
-    launch = home.attempt({"0": "grandchildren"}, config(2))
-    arguments = [rig.address, STUB, launch.token, str(launch.directory)]
-    driver = subprocess.Popen([sys.executable, "-c", _DRIVER, *arguments])
-    try:
-        until(lambda: begun(launch))
-        assert len(processes_of(launch)) >= 2
-        assert not pool.has_room(1)
-    finally:
-        driver.kill()
-        driver.wait()
-    until(lambda: processes_of(launch) == [] and templates() == [], deadline_s=20.0)
-    until(lambda: pool.has_room(2), deadline_s=20.0)
-    assert isinstance(run(pool, home.attempt(of=config(2))), Ok)
-
-
-_DRIVER = """
-import sys
-from pathlib import Path
-from orchestrator.backends.ray_pool import RayPool
-from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.sweep.ports import Launch
-pool = RayPool(sys.argv[1], template_module=sys.argv[2])
-directory = Path(sys.argv[4])
-pool.launch(Launch(sys.argv[3], directory, AttemptFiles(directory).read_config()))
-pool.wait(600)
-"""
-
-
 def test_a_killed_worker_is_infra_and_the_lane_is_replaced(rig: RayRig, pool: RayPool, home: Home) -> None:
     launch = home.attempt({"0": "hang", "1": "hang"}, config(2))
     pool.launch(launch)
@@ -202,53 +170,3 @@ def test_a_lost_node_is_told_and_the_others_go_on(rig: RayRig, pool: RayPool, ho
     gather(pool, 2)
     assert isinstance(run(pool, home.attempt()), Ok)
     until(lambda: all(processes_of(launch) == [] for launch in launches), deadline_s=20.0)
-
-
-def test_rays_memory_monitor_is_an_out_of_memory_of_the_host(ray_token: None, home: Home) -> None:
-    memory = psutil.virtual_memory()
-    threshold = (memory.total - memory.available + 1.5 * GIB) / memory.total
-    rig = RayRig({"RAY_memory_usage_threshold": f"{threshold:.4f}", "RAY_memory_monitor_refresh_ms": "250"})
-    try:
-        rig.head(cpus=1)
-        with closing(RayPool(rig.address, template_module=STUB)) as pool:
-            outcome = run(pool, home.attempt({"0": "hog"}))
-    finally:
-        rig.close()
-    assert isinstance(outcome, OomHost)
-    assert "memory monitor" in outcome.evidence
-    assert outcome.phase == "backward"
-
-
-@pytest.mark.slow
-def test_a_head_that_is_gone_ends_the_pool(ray_token: None, home: Home) -> None:
-    """In a process of its own: Ray's client ends the process that has lost its head for a minute."""
-    rig = RayRig()
-    launch = home.attempt({"0": "sleep:600"})
-    try:
-        rig.head(cpus=1)
-        arguments = [rig.address, STUB, launch.token, str(launch.directory)]
-        driver = subprocess.Popen(
-            [sys.executable, "-c", _PATIENT_DRIVER, *arguments], stdout=subprocess.PIPE, text=True
-        )
-        until(lambda: begun(launch))
-        for process in rig.processes():
-            if process.name() == "gcs_server":
-                process.kill()
-        said, _ = driver.communicate(timeout=90)
-    finally:
-        rig.close()
-    assert f"the Ray cluster at {rig.address} has not answered for" in said
-    assert "resume" in said
-    assert driver.returncode == ClusterUnreachableError.exit_code
-    until(lambda: processes_of(launch) == [], deadline_s=20.0)
-
-
-_PATIENT_DRIVER = f"""
-from orchestrator.contract.errors import ClusterUnreachableError
-try:
-{textwrap.indent(_DRIVER, "    ")}
-except ClusterUnreachableError as error:
-    print(error, flush=True)
-    pool.close()
-    sys.exit(error.exit_code)
-"""
