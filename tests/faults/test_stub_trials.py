@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +13,8 @@ from pools.conformance import STUB, Home, begun, config, gather, processes_of, r
 
 from faults import leaks
 from orchestrator.backends.local_pool import LocalPool
-from orchestrator.contract.handoff import AttemptFiles
-from orchestrator.contract.outcome import Cancelled, Crashed, Infra, Ok, OomHost, Outcome, Phase, retries_of
+from orchestrator.contract.outcome import Cancelled, Crashed, Infra, Ok, Outcome, Phase
 from orchestrator.contract.record import TrialRecord
-from orchestrator.contract.units import MIB
 from orchestrator.sweep.loop import Services, run_sweep
 from orchestrator.sweep.ports import Launch
 from orchestrator.trial.ranklog import HEAD_BYTES, TAIL_BYTES, CappedLog
@@ -36,49 +31,6 @@ def home(tmp_path: Path, tests_importable: None) -> Home:
 def pool(tests_importable: None) -> Iterator[LocalPool]:
     with closing(LocalPool(devices=2, template_module=STUB)) as pool:
         yield pool
-
-
-@pytest.fixture
-def cgroup() -> Iterator[Path]:
-    """A memory cgroup of 300 MiB below the one that the tests run in."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    own = next((path for _, controllers, path in lines if "memory" in controllers.split(",")), None)
-    parent = Path(f"/sys/fs/cgroup/memory{own}")
-    if own is None or not os.access(parent, os.W_OK):
-        pytest.skip("needs a writable cgroup-v1 memory controller")
-    group = parent / uuid.uuid4().hex
-    group.mkdir()
-    (group / "memory.limit_in_bytes").write_text(str(300 * MIB))
-    yield group
-    until(lambda: (group / "cgroup.procs").read_text() == "")
-    group.rmdir()
-
-
-@pytest.mark.fault("B1")
-def test_a_rank_that_the_kernel_ends_for_memory_is_out_of_host_memory(home: Home, cgroup: Path) -> None:
-    launch = home.attempt({"0": "hog"})
-    command = [sys.executable, "-c", _DRIVER, STUB, launch.token, str(launch.directory)]
-    join = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.argv[2], sys.argv[2:])"
-    subprocess.run([sys.executable, "-c", join, str(cgroup / "cgroup.procs"), *command], check=True, timeout=120)
-    outcome = AttemptFiles(launch.directory).read_outcome()
-    assert isinstance(outcome, OomHost)
-    assert (outcome.rank, outcome.phase) == (0, "backward")
-    assert "oom_kill rose by" in outcome.evidence
-    assert retries_of(outcome) == 0
-
-
-_DRIVER = """
-import sys
-from pathlib import Path
-from orchestrator.backends.local_pool import LocalPool
-from orchestrator.sweep.ports import Launch
-from orchestrator.contract.handoff import AttemptFiles
-pool = LocalPool(devices=1, template_module=sys.argv[1])
-directory = Path(sys.argv[3])
-pool.launch(Launch(sys.argv[2], directory, AttemptFiles(directory).read_config()))
-pool.wait(600)
-pool.close()
-"""
 
 
 class ScriptedPool(LocalPool):
