@@ -58,7 +58,8 @@ class RayJobs:
         self._client = self._connect()
 
     def submit(self, request: JobRequest) -> str:
-        """Start the command; returns the job's id. Raises UsageError when the cluster refuses the request."""
+        """Start the command; returns the job's id. Raises UsageError when the cluster refuses the request, and
+        ClusterUnreachableError when the connection is lost meanwhile: then it may have started, or not."""
         runtime_env: dict[str, Any] = {}
         if request.working_dir is not None:
             runtime_env["working_dir"] = str(request.working_dir)
@@ -73,7 +74,12 @@ class RayJobs:
                 entrypoint_num_cpus=request.cpus,
                 entrypoint_resources=dict(request.resources) or None,
             )
-        except (RuntimeError, ValueError, OSError) as error:
+        except OSError as error:
+            raise ClusterUnreachableError(
+                f"the connection to the Ray dashboard at {self.url} was lost while the job was sent ({_cause(error)}); "
+                "`ray job list` shows whether it started"
+            ) from error
+        except (RuntimeError, ValueError) as error:
             raise UsageError(f"the cluster at {self.url} does not take the job: {_last_line(error)}") from error
         return job
 

@@ -127,6 +127,9 @@ def submit(  # smell: typer makes an option of each parameter
     ] = "~/.brimful",
     remote_python: Annotated[str, typer.Option(help="What runs Brimful in the cluster.")] = "python",
     working_dir: Annotated[Path | None, typer.Option(help="A folder to send along whole.")] = None,
+    no_files: Annotated[
+        bool, typer.Option("--no-files", help="The cluster sees the paths that the spec names; send the spec alone.")
+    ] = False,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable there; no secrets.")] = None,
     submission_id: Annotated[str | None, typer.Option(help="The job's id instead of one that Ray makes.")] = None,
     entrypoint_num_cpus: Annotated[float | None, typer.Option(min=0, help="CPUs that the driver holds.")] = None,
@@ -157,7 +160,7 @@ def submit(  # smell: typer makes an option of each parameter
     remote = Remote(address, remote_home, remote_python, insecure, parse_headers(headers), parse_verify(verify))
     submission = Submission(
         words, tuple(env or ()), not no_wait, as_json, allow_remote_code, working_dir, submission_id,
-        entrypoint_num_cpus, entrypoint_resources,
+        entrypoint_num_cpus, entrypoint_resources, not no_files,
     )  # fmt: skip
     raise typer.Exit(submit_spec(spec, tuple(overrides or ()), remote, submission))
 

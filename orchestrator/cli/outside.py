@@ -17,10 +17,10 @@ _JOINING = frozenset({"resume"})
 """Verbs whose own `--address HOST:PORT` joins a cluster from one of its machines."""
 _EPILOG = (
     "In a cluster, from outside: --address URL of its Ray dashboard (http://HOST:8265), --remote-home FOLDER there "
-    f"(else {DEFAULT_REMOTE_HOME}), --remote-python PROGRAM that runs Brimful there (else {PYTHON}), --insecure: no "
-    "warning of a token in clear text."
+    f"(else {DEFAULT_REMOTE_HOME}), --remote-python PROGRAM that runs Brimful there (else {PYTHON}), --headers and "
+    "--verify as `submit` has them, --insecure: no warning of a token in clear text."
 )
-_VALUED = frozenset({"--address", "--remote-home", "--remote-python", "--home"})
+_VALUED = frozenset({"--address", "--remote-home", "--remote-python", "--home", "--headers", "--verify"})
 _FLAGS = frozenset({"--insecure"})
 _VALUES_OF_LOGS = frozenset({"--rank", "--attempt", "--tail"})
 _VALUES_OF_RESUME = frozenset({"--pool", "--node-timeout"})
@@ -59,11 +59,12 @@ def _split(args: Sequence[str]) -> "tuple[Remote | None, list[str]]":
     url = values.get("--address")
     if url is None:
         return None, words
-    from orchestrator.cli.remote import Remote
+    from orchestrator.cli.remote import Remote, parse_headers, parse_verify
 
     home = values.get("--remote-home", DEFAULT_REMOTE_HOME)
     python = values.get("--remote-python", PYTHON)
-    return Remote(url, home, python, insecure="--insecure" in values), words
+    headers, verify = parse_headers(values.get("--headers")), parse_verify(values.get("--verify", "true"))
+    return Remote(url, home, python, "--insecure" in values, headers, verify), words
 
 
 def _asked(remote: "Remote", verb: str, words: list[str]) -> int:

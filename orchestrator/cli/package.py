@@ -3,6 +3,7 @@
 import fnmatch
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -17,16 +18,18 @@ MOST_BYTES = 400 * MIB
 """Below the 512 MiB that Ray's head takes of one folder (ray/_private/runtime_env/packaging.py)."""
 SPEC_FILE = "spec.yaml"
 _LEFT_OUT_FOLDERS = frozenset({
-    ".git", ".hg", ".svn", ".ssh", ".aws", ".azure", ".gcloud", ".kube", ".gnupg", ".brimful", "__pycache__",
+    ".git", ".hg", ".svn", ".ssh", ".aws", ".azure", ".gcloud", ".kube", ".docker", ".gnupg", ".brimful", "__pycache__",
     "node_modules", ".mypy_cache", ".ruff_cache", ".pytest_cache", "mlruns", "mlartifacts",
 })  # fmt: skip
 _LEFT_OUT_FILES = (
     ".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".pypirc", ".npmrc", ".git-credentials", "*.pem", "*.key",
-    "*.p12", "*.pfx", "*.keytab", "id_rsa*", "id_ed25519*", "id_ecdsa*", "auth_token", "token", "credentials",
-    "credentials.*", "secrets.*", "kubeconfig", "*.pyc",
+    "*.p12", "*.pfx", "*.keytab", "id_rsa*", "id_ed25519*", "id_ecdsa*", "*credentials", "*credentials.*", "*secret",
+    "*secret.*", "*secrets", "*secrets.*", "kubeconfig", "*.pyc",
     # Ray would leave out what these name, the spec's own files too
     ".gitignore", ".rayignore",
 )  # fmt: skip
+_TOKEN_FILE = re.compile(r"(^|[._-])token($|[._-])")
+"""Names like `hf_token.txt` and `.token`; a model's `tokenizer.json` and `added_tokens.json` hold no secrets."""
 _VENV_MARK = "pyvenv.cfg"
 
 
@@ -41,10 +44,10 @@ class Package:
     size_bytes: int
 
 
-def stage(loaded: LoadedSpec, working_dir: Path | None, folder: Path) -> Package:
-    """Copy the spec, the files that it names and all of `working_dir` into the empty `folder`.
+def stage(loaded: LoadedSpec, working_dir: Path | None, folder: Path, with_files: bool = True) -> Package:
+    """Copy the spec, the files that it names unless not `with_files`, and all of `working_dir` into the empty `folder`.
 
-    Raises UsageError when they are too large for Ray's head.
+    Raises UsageError when they are too large for Ray's head, or what the spec names is a secret by its name.
     """
     left_out: list[str] = []
     overrides = list(loaded.overrides)
@@ -54,20 +57,31 @@ def stage(loaded: LoadedSpec, working_dir: Path | None, folder: Path) -> Package
             raise UsageError(f"--working-dir {working_dir} is no folder")
         copies += _copies(working_dir, Path(), left_out)
     for word, path in _named(loaded):
-        target = Path("files") / word.replace(".", "-") / path.name
-        copies += _copies(path, target, left_out)
-        overrides = [each for each in overrides if each.partition("=")[0].strip() != word] + [f"{word}={target}"]
+        target = path
+        if with_files:
+            if path.is_file() and _may_hold_secret(path.name):
+                raise UsageError(f"{word}: {path} may hold a secret by its name, and is not sent; give it another one")
+            target = Path("files") / word.replace(".", "-") / path.name
+            copies += _copies(path, target, left_out)
+        overrides = _replaced(overrides, word, target)
+    if (price := loaded.spec.resources.price_per_device_hour) is not None:
+        overrides = _replaced(overrides, "resources.price_per_device_hour", price)  # it may be a profile's, of here
     size_bytes = len(loaded.text) + sum(source.stat().st_size for source, _ in copies)
     if size_bytes > MOST_BYTES:
         raise UsageError(
             f"the spec's files hold {format_bytes(size_bytes)}, at most {format_bytes(MOST_BYTES)} can be submitted; "
-            "put them where all nodes of the cluster see them and name that absolute path in the spec"
+            "put them where all nodes of the cluster see them and name that absolute path in the spec (where this "
+            "machine sees it too, say --no-files)"
         )
     for source, target in copies:
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / target)
     (folder / SPEC_FILE).write_text(loaded.text)
     return Package(folder, _digest(folder), tuple(overrides), tuple(left_out), size_bytes)
+
+
+def _replaced(overrides: list[str], word: str, value: object) -> list[str]:
+    return [each for each in overrides if each.partition("=")[0].strip() != word] + [f"{word}={value}"]
 
 
 def _named(loaded: LoadedSpec) -> Iterator[tuple[str, Path]]:
@@ -105,14 +119,24 @@ def _is_left_out_folder(folder: Path) -> bool:
     return folder.name in _LEFT_OUT_FOLDERS or (folder / _VENV_MARK).exists() or folder.is_symlink()
 
 
+def _may_hold_secret(name: str) -> bool:
+    lower = name.lower()
+    return bool(_TOKEN_FILE.search(lower)) or any(fnmatch.fnmatch(lower, pattern) for pattern in _LEFT_OUT_FILES)
+
+
 def _may_go(file: Path, root: Path) -> bool:
-    if any(fnmatch.fnmatch(file.name, pattern) for pattern in _LEFT_OUT_FILES):
+    if _may_hold_secret(file.name):
         return False
     try:
         target = file.resolve(strict=True)
     except (OSError, RuntimeError):
         return False  # a link that leads nowhere, or in a circle
-    return target.is_relative_to(root) and stat.S_ISREG(target.stat().st_mode)
+    if not target.is_relative_to(root) or not stat.S_ISREG(target.stat().st_mode):
+        return False
+    if not file.is_symlink():
+        return True
+    folders = [folder for folder in target.parents if folder.is_relative_to(root) and folder != root]
+    return not _may_hold_secret(target.name) and not any(map(_is_left_out_folder, folders))
 
 
 def _digest(folder: Path) -> str:

@@ -4,6 +4,7 @@ import base64
 import getpass
 import io
 import json
+import re
 import shlex
 import shutil
 import socket
@@ -91,6 +92,8 @@ def ask(jobs: ClusterJobs, remote: Remote, words: Sequence[str]) -> Answer:
 def relayed(remote: Remote, arguments: Sequence[str]) -> int:
     """Run the command line `arguments` in the cluster; what it prints and writes comes back. Returns its exit code."""
     words, output = _without_output(arguments)
+    if output is not None and output.is_dir() and any(output.iterdir()) and "--force" not in words:
+        raise UsageError(f"{output} exists already; choose another with --output, or replace its files with --force")
     answer = ask(remote.jobs(), remote, words)
     sys.stderr.write(answer.stderr)
     sys.stdout.write(answer.stdout)
@@ -167,6 +170,8 @@ def watched(remote: Remote, name: str, arguments: Sequence[str], every_s: float)
             if answer.exit_code or not is_running(remote, name, every_s):
                 return answer.exit_code
         except ClusterUnreachableError as error:
+            if not seen:
+                raise
             if stale is None:
                 stale = time.strftime("%H:%M:%S")
                 print(f"Stale since {stale}: {error}; still trying, Ctrl-C ends this.", file=sys.stderr)
@@ -182,7 +187,8 @@ def is_running(remote: Remote, name: str, patience_s: float) -> bool:
 
 def _where(remote: Remote, name: str) -> str:
     home = "" if remote.home == DEFAULT_REMOTE_HOME else f" --remote-home {shlex.quote(remote.home)}"
-    return f"{name} --address {remote.url}{home}"
+    python = "" if remote.python == PYTHON else f" --remote-python {shlex.quote(remote.python)}"
+    return f"{name} --address {remote.url}{home}{python}"
 
 
 def parse_headers(text: str | None) -> dict[str, str]:
@@ -210,10 +216,12 @@ def _without_output(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
     rest = iter(arguments)
     for word in rest:
         option, has_value, value = word.partition("=")
+        if re.fullmatch(r"-o[^=].*", word):
+            option, has_value, value = "-o", "=", word[2:]
         if option not in _OUTPUT_OPTIONS:
             words.append(word)
             continue
-        output = Path(value if has_value else next(rest, ""))
+        output = Path(value if has_value else next(rest, "")).absolute()
         words += [option, output.name]
     return words, output
 
@@ -223,7 +231,12 @@ def _unpacked(archive: bytes, output: Path | None) -> Iterator[Path]:
     if not archive:
         return
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
-        tar.extractall(folder, filter="data")
+        try:
+            tar.extractall(folder, filter="data")
+        except tarfile.FilterError as error:
+            raise BrimfulError(
+                f"the cluster sent files that lead out of their folder; none is kept ({error})"
+            ) from error
         for entry in sorted(Path(folder).iterdir()):
             target = output if output is not None and entry.name == output.name else Path(entry.name)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """`submit`: a sweep that runs inside a cluster, whatever becomes of the machine that sent it."""
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ from orchestrator.spec.load import load_spec
 
 _SHOWN_LEFT_OUT = 5
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]+:[^/@\s]+@", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
+"""An address with a password in it."""
+_USED_SECRETS = (
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
+)  # fmt: skip
+"""Variables that Brimful's libraries read, here as well as in the cluster."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +40,26 @@ class Submission:
     submission_id: str | None = None
     cpus: float | None = None
     resources: str | None = None
+    with_files: bool = True
 
 
 def submit_spec(path: Path, overrides: Sequence[str], remote: Remote, submission: Submission) -> int:
     """Send the spec at `path` and its files to the cluster and follow its driver. Returns the driver's exit code, or 0
     once it is sent where nobody waits."""
-    loaded = load_spec(path, overrides, submission.allow_remote_code)
+    loaded = load_spec(path, overrides, submission.allow_remote_code, for_elsewhere=True)
+    if any(_SECRET_VALUE.search(text) for text in (loaded.text, *overrides)):
+        raise UsageError(
+            f"{path}: an address holds a password, which everyone who may look at the cluster would see; write the "
+            "address without it, and set what it stands for (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD) "
+            "where the cluster's nodes are started"
+        )
     name = loaded.spec.name
     environment = plain_environment(submission.environment)
     resources = _resources(submission.resources)
     output = Output(submission.as_json)
     jobs = remote.jobs()
     with tempfile.TemporaryDirectory(prefix="brimful-submit-") as folder:
-        package = stage(loaded, submission.working_dir, Path(folder))
+        package = stage(loaded, submission.working_dir, Path(folder), submission.with_files)
         if package.left_out:
             shown = ", ".join(package.left_out[:_SHOWN_LEFT_OUT])
             more = f" and {len(package.left_out) - _SHOWN_LEFT_OUT} more" * (len(package.left_out) > _SHOWN_LEFT_OUT)
@@ -64,6 +78,8 @@ def submit_spec(path: Path, overrides: Sequence[str], remote: Remote, submission
     output.say(
         f"Sent {format_bytes(package.size_bytes)}: job {job} drives sweep {name} in the cluster at {remote.url}."
     )
+    if secrets := [variable for variable in _USED_SECRETS if os.environ.get(variable)]:
+        output.say(f"Not sent: {', '.join(secrets)}; if the sweep needs them, set them where the nodes are started.")
     output.say(f"It goes on when this command ends. {next_steps(remote, name)}")
     if not submission.wait or submission.as_json:
         output.document({"name": name, "job": job, "address": remote.url, "remote_home": remote.home})

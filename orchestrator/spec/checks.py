@@ -12,12 +12,13 @@ _PATHS = (("model", "path"), ("data", "path"), ("data", "tokenizer"))
 
 
 def resolve_paths(
-    value: dict[str, JsonValue], places: Places, spec_path: Path, overridden: Iterable[str]
+    value: dict[str, JsonValue], places: Places, spec_path: Path, overridden: Iterable[str], are_elsewhere: bool = False
 ) -> list[Fault]:
     """Make the paths in `value` absolute; a fault for each that does not exist.
 
     A path of the file is looked for in the file's folder, then in the working directory; one of the command line the
-    other way round. `data.tokenizer` may be a hub id, so only what begins like a path has to exist.
+    other way round. `data.tokenizer` may be a hub id, so only what begins like a path has to exist. With
+    `are_elsewhere` an absolute path may be one of another machine.
     """
     faults = []
     bases = [spec_path.absolute().parent, Path.cwd()]
@@ -30,6 +31,8 @@ def resolve_paths(
         found = existing_path(written, order)
         if found is not None:
             value[section_name] = {**section, key: str(found)}
+        elif are_elsewhere and Path(written).is_absolute():
+            continue
         elif key == "path" or written.startswith(("/", ".", "~")):
             looked = " or ".join(dict.fromkeys(str(base) for base in order))
             where = "" if Path(written).is_absolute() else f" in {looked}"

@@ -36,12 +36,15 @@ class LoadedSpec:
         return f"{self.places.value(tuple(dotted.split('.'))).label}: {dotted}"
 
 
-def load_spec(path: Path, overrides: Sequence[str] = (), allow_remote_code: bool = False) -> LoadedSpec:
+def load_spec(
+    path: Path, overrides: Sequence[str] = (), allow_remote_code: bool = False, for_elsewhere: bool = False
+) -> LoadedSpec:
     """The spec at `path` with `overrides` (`key=value`) laid over it.
 
     Relative paths in the file mean its own folder when they exist there, else the working directory; in overrides it is
-    the other way round. `model.trust_remote_code: true` needs `allow_remote_code` too. Raises SpecError with one line a
-    fault: `file:line:col: dotted.place: what is wrong; the mend`.
+    the other way round. A spec `for_elsewhere` may name absolute paths that are not on this machine.
+    `model.trust_remote_code: true` needs `allow_remote_code` too. Raises SpecError with one line a fault:
+    `file:line:col: dotted.place: what is wrong; the mend`.
     """
     document = read_document(path)
     places = document.places
@@ -55,7 +58,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), allow_remote_code: bool
     arranged = arrange(raw, places)
     faults += arranged.faults
     overridden = {override.partition("=")[0].strip() for override in overrides}
-    faults += resolve_paths(arranged.value, places, path, overridden)
+    faults += resolve_paths(arranged.value, places, path, overridden, for_elsewhere)
     faults += resolve_price(arranged.value, places, path, overridden)
     spec = validate(SweepSpec, arranged.value, places, faults)
     faults = check_spec(spec, places, allow_remote_code)
