@@ -40,12 +40,27 @@ def flood_log(directory: Path) -> None:
     os.write(2, b"last line\n")
 
 
+def flood_half_a_gigabyte(directory: Path) -> None:
+    piece = b"z" * 99_999 + b"\n"
+    for _ in range(5000):
+        os.write(2, piece)
+    os.write(2, b"last line\n")
+
+
 def exit_with_three(directory: Path) -> None:
     os._exit(3)
 
 
 BEHAVIOURS = {
-    each.__name__: each for each in (exit_with_three, flood_log, leave_forks, leave_grandchild, sleep_for_ever)
+    each.__name__: each
+    for each in (
+        exit_with_three,
+        flood_half_a_gigabyte,
+        flood_log,
+        leave_forks,
+        leave_grandchild,
+        sleep_for_ever,
+    )
 }
 
 
