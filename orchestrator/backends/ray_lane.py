@@ -40,7 +40,9 @@ class Lane:
             num_gpus=shape.bundle.get("GPU", 0.0),
             scheduling_strategy=strategy,
         )(Seat)
-        seat = actor.remote(node.name, module, threads_per_device, shape.resource == "GPU")
+        is_gpu = shape.resource == "GPU"
+        share = (shape.count(node.resources), node.resources.get("CPU", 0.0)) if is_gpu else None
+        seat = actor.remote(node.name, module, threads_per_device, share)
         self.host = RayHost(seat, node)
 
     @property

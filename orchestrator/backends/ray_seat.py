@@ -13,6 +13,7 @@ from orchestrator.contract.rank import RankRequest
 from orchestrator.placement.dirt import CleanWait, DirtWatch
 from orchestrator.placement.environment import template_environment
 from orchestrator.placement.hosts import HostReply, RankEnded, RankFailed
+from orchestrator.placement.local_devices import threads_per_gpu
 from orchestrator.placement.ports import free_port
 from orchestrator.placement.template_host import TemplateHost
 
@@ -25,9 +26,14 @@ _LOOK_INTERVAL_S = 0.01
 class Seat:
     """Runs one rank at a time. Every method may be called twice with the same effect as once: calls get repeated."""
 
-    def __init__(self, node: str, module: str, threads_per_device: int, is_gpu: bool) -> None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_gpu else None
-        self._host = TemplateHost(node, template_environment(os.environ, visible, threads_per_device), module)
+    def __init__(self, node: str, module: str, threads_per_slot: int, gpus: tuple[int, float] | None) -> None:
+        """`gpus`: how many GPUs and CPUs the cluster gives out on this node; None for a slot of `threads_per_slot`
+        CPUs."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if gpus is not None else None
+        # a GPU's share of the cores is this node's own, whatever the driver's machine has
+        self._threads = threads_per_gpu(*gpus) if gpus is not None else None
+        environment = template_environment(os.environ, visible, self._threads or threads_per_slot)
+        self._host = TemplateHost(node, environment, module)
         self._host.start()
         self._watch = DirtWatch(visible)
         self._waiting: tuple[RankRequest, CleanWait] | None = None
@@ -44,6 +50,9 @@ class Seat:
         if request.token == self._token:
             return
         self._token, self._said = request.token, []
+        if self._threads is not None:
+            threads = {"OMP_NUM_THREADS": str(self._threads)}
+            request = request.model_copy(update={"environment": request.environment | threads})
         self._waiting = (request, CleanWait(self._watch))
         self._begin()
 

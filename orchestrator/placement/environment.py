@@ -38,8 +38,11 @@ def template_environment(
     return passed | fixed
 
 
-def rank_environment(threads_per_rank: int, is_one_node: bool) -> dict[str, str]:
-    """Variables of one rank beside the torchrun ones. Ray sets OMP_NUM_THREADS=1 in its workers: the trial's own
-    count is said outright."""
+def rank_environment(threads_per_rank: int, ranks_on_node: int, is_one_node: bool) -> dict[str, str]:
+    """Variables of one rank beside the torchrun ones that every rank has.
+
+    Ray sets OMP_NUM_THREADS=1 in its workers: the trial's own count is said outright. `ranks_on_node`, of the rank's
+    own node, share the host memory of `limits.host_memory`.
+    """
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if is_one_node else {}
-    return {"OMP_NUM_THREADS": str(threads_per_rank)} | loopback
+    return {"OMP_NUM_THREADS": str(threads_per_rank), "LOCAL_WORLD_SIZE": str(ranks_on_node)} | loopback

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class Group:
         """Ask every host for its rank."""
         self._started_s = self._clock()
         config = self.attempt.config
-        is_one_node = len({host.node for host in self.hosts}) == 1
+        ranks_on = Counter(host.node for host in self.hosts)
         for rank, host in enumerate(self.hosts):
             host.submit(
                 RankRequest(
@@ -89,7 +90,7 @@ class Group:
                     local_rank=0,
                     master_addr=self.attempt.master_addr,
                     master_port=self.attempt.master_port,
-                    environment=rank_environment(config.threads_per_rank, is_one_node),
+                    environment=rank_environment(config.threads_per_rank, ranks_on[host.node], len(ranks_on) == 1),
                 )
             )
 

@@ -23,9 +23,22 @@ class LocalDevice:
 
 def cpu_slots(threads_per_device: int) -> list[LocalDevice]:
     """As many slots of `threads_per_device` as this process may use physical cores, at least one."""
+    return [LocalDevice(index) for index in range(max(1, usable_cores() // threads_per_device))]
+
+
+def usable_cores() -> int:
+    """Physical cores of this machine that this process may use."""
     allowed = len(os.sched_getaffinity(0))
-    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
-    return [LocalDevice(index) for index in range(max(1, cores // threads_per_device))]
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+
+
+def threads_per_gpu(devices: int, cpus: float) -> int:
+    """Threads of a rank on this machine, `devices` of whose GPUs are given out: an equal share of its cores.
+
+    `cpus`: how many the cluster gives out here, which may be fewer than there are; 0 where it does not count them.
+    """
+    cores = min(usable_cores(), int(cpus)) if cpus >= 1 else usable_cores()
+    return max(1, cores // max(1, devices))
 
 
 def gpus(visible: str | None = None) -> list[LocalDevice]:

@@ -223,7 +223,7 @@ class Trial:
             last_loss=self.last_loss,
             device=self.device.kind,
             device_name=self.device.name(),
-            threads_per_rank=self.config.threads_per_rank,
+            threads_per_rank=torch.get_num_threads(),
             resolved=self._resolved(),
         )
 

@@ -206,7 +206,7 @@ class OneSeat:
     """A seat of a GPU in this process, driven as Ray drives it."""
 
     def __init__(self) -> None:
-        self._seat = Seat("bad-node", STUB, 1, is_gpu=True)
+        self._seat = Seat("bad-node", STUB, 1, gpus=(1, 1.0))
 
     def begin(self, launch: Launch) -> None:
         request = RankRequest(

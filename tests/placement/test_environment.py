@@ -36,5 +36,5 @@ def test_a_gpu_is_the_only_one_that_its_template_sees() -> None:
 
 
 def test_a_ranks_threads_are_said_outright() -> None:
-    assert rank_environment(3, is_one_node=False) == {"OMP_NUM_THREADS": "3"}
-    assert rank_environment(3, is_one_node=True)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert rank_environment(3, 2, is_one_node=False) == {"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "2"}
+    assert rank_environment(3, 2, is_one_node=True)["GLOO_SOCKET_IFNAME"] == "lo"

@@ -17,7 +17,7 @@ _NAME_FIRST_NODE = (
 def launch_script(trial: MeasuredTrial) -> str:
     """A bash script that starts `train.py` on as many ranks as were measured, in the same environment."""
     world_size, nodes = trial.config.world_size, trial.nodes
-    variables = {**trial.resolved.environment, "OMP_NUM_THREADS": str(trial.config.threads_per_rank)}
+    variables = {**trial.resolved.environment, "OMP_NUM_THREADS": str(trial.measurement.threads_per_rank)}
     if trial.measurement.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
     lines = ["#!/usr/bin/env bash", *_comment(trial)]
