@@ -6,8 +6,8 @@ Runs a sweep of short real trials (a Llama of two layers, real DeepSpeed) by the
 this machine, with a MLflow server beside it. Every so many seconds one of four things is killed with SIGKILL, in turns
 that the seed decides: a rank of a running trial, the raylet of a node, the driver, the MLflow server. What was killed
 is started again as its owner would: the node joins anew, the server comes back, the same command is said again. The
-head's raylet is left alone: without a store of its own Ray's head is the cluster (fault tests C7 and C8 tell what happens
-then). In the end every trial must have exactly one result, no result may have changed once it was there, MLflow must
+head's raylet is left alone: without a store of its own Ray's head is the cluster (fault tests C7 and C8 tell what
+happens then). In the end every trial must have exactly one result, no result may have changed once it was there, MLflow must
 hold them all, and no process or placement group may be left. Writes the page (docs/measurements/chaos.md); exits with 1
 when anything is not so.
 """
@@ -33,7 +33,7 @@ import psutil
 
 from benchmarks.arguments import positive
 from benchmarks.two_nodes import machine
-from orchestrator.contract.errors import EXIT_OK
+from orchestrator.contract.errors import EXIT_NOTHING_FITS, EXIT_OK
 from orchestrator.contract.handoff import ATTEMPT_VARIABLE
 from orchestrator.contract.outcome import INTERRUPTED_KINDS
 from orchestrator.placement.ports import free_port
@@ -116,9 +116,11 @@ class Chaos:
         """Kill a process of a running trial."""
         running = [r.running for r in self.ledger.read_trials() if r.running] if self.ledger.exists() else []
         ranks = [process for attempt in running for process in find_marked(ATTEMPT_VARIABLE, attempt.token)]
-        if not ranks:
+        known = {process.pid for process in ranks}
+        below = [process for process in ranks if _parent(process) in known]  # above a rank stands who reaps it
+        if not below:
             return False
-        _kill(ranks[0])
+        _kill(below[0])
         return True
 
     def kill_node(self) -> bool:
@@ -161,6 +163,13 @@ class Chaos:
                 self.seen[file] = content
 
 
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def _kill(process: psutil.Process) -> None:
     try:
         process.kill()
@@ -200,7 +209,7 @@ def wreak(chaos: Chaos, every_s: float, dice: random.Random) -> None:
     while chaos.driver is not None and chaos.sessions <= MOST_SESSIONS:
         chaos.look()
         code = chaos.driver.poll()
-        if code == EXIT_OK:
+        if code in (EXIT_OK, EXIT_NOTHING_FITS):
             return
         if code is not None:
             chaos.start_driver()  # it told that it lost what it needs, and how to go on: by the same command
