@@ -7,9 +7,9 @@ this machine, with a MLflow server beside it. Every so many seconds one of four 
 that the seed decides: a rank of a running trial, the raylet of a node, the driver, the MLflow server. What was killed
 is started again as its owner would: the node joins anew, the server comes back, the same command is said again. The
 head's raylet is left alone: without a store of its own Ray's head is the cluster (fault tests C7 and C8 tell what
-happens then). In the end every trial must have exactly one result, no result may have changed once it was there, MLflow must
-hold them all, and no process or placement group may be left. Writes the page (docs/measurements/chaos.md); exits with 1
-when anything is not so.
+happens then). In the end every trial must have exactly one result, no result may have changed once it was there,
+MLflow must hold them all, and no process or placement group may be left. Writes the page
+(docs/measurements/chaos.md); exits with 1 when anything is not so.
 """
 
 import argparse
