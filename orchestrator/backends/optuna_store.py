@@ -44,7 +44,7 @@ class StudyFile:
         if self._is_lost:
             return
         with self._mirroring():
-            self._numbers[trial.user_attrs[CANDIDATE]] = len(self._study.get_trials(deepcopy=False))
+            self._numbers[trial.user_attrs[CANDIDATE]] = len(self._numbers)
             self._study.add_trial(trial)
 
     def end(self, trial: FrozenTrial) -> None:
@@ -61,9 +61,11 @@ class StudyFile:
             self._study.tell(number, trial.values if trial.state is TrialState.COMPLETE else None, state=trial.state)
 
     def close(self) -> None:
-        """Release the file."""
+        """Release the file. What still runs there is queued: it is run again when the sweep goes on."""
         if self._is_lost:
             return
+        with self._mirroring():
+            self._change(self._storage, self._study, TrialState.RUNNING, TrialState.WAITING)
         self._storage.remove_session()
         self._storage.engine.dispose()
 
@@ -76,6 +78,11 @@ class StudyFile:
             cause = str(error.__cause__ or error).partition("\n")[0]
             self._say(f"{self._file} cannot be written ({cause}): it stays behind until the sweep is resumed.")
 
+    @staticmethod
+    def _change(storage: RDBStorage, study: optuna.Study, before: TrialState, after: TrialState) -> None:
+        for trial in study.get_trials(deepcopy=False, states=(before,)):
+            storage.set_trial_state_values(trial._trial_id, after)
+
     def _open(self, memory: optuna.Study) -> tuple[RDBStorage, optuna.Study]:
         wanted = [trial for trial in memory.get_trials(deepcopy=False) if CANDIDATE in trial.user_attrs]
         if self._file.exists():
@@ -83,6 +90,7 @@ class StudyFile:
             if found is not None:
                 storage, study = found
                 if study.directions == memory.directions and _story(study.get_trials(deepcopy=False)) == _story(wanted):
+                    self._change(storage, study, TrialState.WAITING, TrialState.RUNNING)
                     return found
                 storage.engine.dispose()
             for file in self._file.parent.glob(f"{self._file.name}*"):
@@ -131,7 +139,7 @@ def _story(trials: list[FrozenTrial]) -> list[tuple[object, ...]]:
     return [
         (
             trial.user_attrs.get(CANDIDATE),
-            trial.state,
+            TrialState.RUNNING if trial.state is TrialState.WAITING else trial.state,
             trial.values,
             trial.params,
             trial.distributions,

@@ -125,7 +125,7 @@ def test_the_study_file_tells_what_happened(tmp_path: Path) -> None:
     session.strategy.close()
 
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / STUDY_FILE}")
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED", "RUNNING"]
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED", "WAITING"]
     assert [trial.user_attrs[CANDIDATE] for trial in study.trials] == [record.candidate for record in session.records]
     fits_by, over_by, out_by = (trial.constraints["memory"] for trial in study.trials[:3])
     assert fits_by == pytest.approx(0.0)
@@ -224,4 +224,4 @@ def test_records_of_a_mixed_past_are_taken_over(tmp_path: Path) -> None:
     strategy.tell(space.candidates[2], ok(), (1.0,))
     strategy.close()
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / STUDY_FILE}")
-    assert [trial.state.name for trial in study.trials[:5]] == ["COMPLETE", "PRUNED", "COMPLETE", "RUNNING", "FAIL"]
+    assert [trial.state.name for trial in study.trials[:5]] == ["COMPLETE", "PRUNED", "COMPLETE", "WAITING", "FAIL"]
