@@ -107,7 +107,7 @@ def test_a_frozen_node_is_given_up_and_gives_no_second_result_when_it_thaws(
             raylet.suspend()
             struck.append((found[0], time.time(), found[1]))
 
-    plan = {f"{trial:04d}/attempt-1": "sleep:10" for trial in range(3)}
+    plan = {f"{trial:04d}/attempt-1": "sleep:8" for trial in range(3)}
     try:
         run_small(rig.address, tmp_path, 3, plan, strike)
         ((trial, frozen_s, files),) = struck

@@ -91,7 +91,7 @@ class Blackouts:
 @pytest.mark.parametrize(
     ("health_checks", "for_s", "every_s", "count"),
     [
-        pytest.param(FAST_HEALTH_CHECKS, 1.0, 2.5, 2, id="scaled"),
+        pytest.param(FAST_HEALTH_CHECKS, 1.0, 2.0, 2, id="scaled"),
         pytest.param({}, 5.0, 30.0, 4, id="ray_defaults", marks=pytest.mark.slow),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_short_blackout_of_all_nodes_costs_nothing(
     count: int,
 ) -> None:
     rig = RayRig(health_checks=health_checks)
-    with rig_of(rig, 1, 1) as raylets:
+    with rig_of(rig, 2) as raylets:
         blackouts = Blackouts(raylets, for_s, every_s, count)
         trial_s = count * every_s
         plan = {"0000/attempt-1": f"sleep:{trial_s}", "0001/attempt-1": f"sleep:{trial_s}"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -101,12 +102,14 @@ def test_a_result_that_cannot_be_is_a_damaged_one(pool: LocalPool, home: Home, s
 
 
 @pytest.mark.fault("B15")
-def test_a_rank_that_ignores_sigterm_is_killed(pool: LocalPool, home: Home) -> None:
+def test_a_rank_that_ignores_sigterm_is_killed(pool: LocalPool, home: Home, figure: Figure) -> None:
     launch = home.attempt({"0": "stubborn"})
     pool.launch(launch)
     reach(pool, lambda: begun(launch))
+    cancelled_s = time.monotonic()
     pool.cancel(launch.token)
     (ended,) = gather(pool, 1)
+    figure("cancelled to gone, SIGTERM ignored", f"{time.monotonic() - cancelled_s:.1f} s")
     assert ended.outcome == Cancelled()
     assert processes_of(launch) == []
 

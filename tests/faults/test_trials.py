@@ -1,6 +1,7 @@
 """Faults in real trials: each gets its own outcome with evidence, the group is gone in seconds, the next trial runs."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -22,6 +23,7 @@ from orchestrator.contract.outcome import (
 
 pytestmark = pytest.mark.trains
 
+Figure = Callable[[str, str], None]
 GONE_WITHIN_S = 30.0
 """Far below the 1800 s of a collective's timeout; a loaded machine takes a few seconds."""
 
@@ -66,9 +68,10 @@ def test_a_segfault_shows_where(pool: LocalPool, trials: Trials) -> None:
 
 
 @pytest.mark.fault("B6")
-def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Trials) -> None:
+def test_a_hang_names_the_rank_and_shows_its_stack(pool: LocalPool, trials: Trials, figure: Figure) -> None:
     outcome = suffer(pool, trials, {1: "hang"}, world_size=2, step_timeout_s=6.0)
     assert isinstance(outcome, Hang)
+    figure("silent when it was ended, step_timeout_s 6", f"{outcome.silent_s:.1f} s")
     assert (outcome.rank, outcome.phase) == (1, Phase.OPTIMIZER_STEP)
     assert "fault_template.py" in outcome.evidence
 
@@ -133,8 +136,12 @@ def test_one_rank_out_of_memory_ends_the_other_at_once(pool: LocalPool, trials: 
 
 
 @pytest.mark.fault("B8")
-def test_one_rank_of_two_dying(pool: LocalPool, trials: Trials) -> None:
-    outcome = suffer(pool, trials, {1: "sigkill"}, world_size=2)
+def test_one_rank_of_two_dying(pool: LocalPool, trials: Trials, figure: Figure) -> None:
+    launch = trials.attempt({1: "sigkill"}, world_size=2)
+    outcome = run(pool, launch)
+    figure("rank killed to all gone", f"{seconds_since_strike(launch):.1f} s")
+    assert seconds_since_strike(launch) < GONE_WITHIN_S
+    assert processes_of(launch) == []
     assert isinstance(outcome, Crashed)
     assert (outcome.rank, outcome.signal) == (1, "SIGKILL")
 
@@ -146,13 +153,15 @@ def test_grandchildren_in_sessions_of_their_own_end_with_the_trial(pool: LocalPo
 
 
 @pytest.mark.fault("B9")
-def test_cancel_ends_grandchildren_too(pool: LocalPool, trials: Trials) -> None:
+def test_cancel_ends_grandchildren_too(pool: LocalPool, trials: Trials, figure: Figure) -> None:
     launch = trials.attempt({0: "grandchildren"}, max_steps=100_000, min_steps=100_000, max_measure_s=600.0)
     pool.launch(launch)
     reach(pool, (launch.directory / "struck").exists)
     reach(pool, lambda: len(processes_of(launch)) >= 2)
+    cancelled_s = time.monotonic()
     pool.cancel(launch.token)
     (ended,) = gather(pool, 1)
+    figure("cancelled to nothing left", f"{time.monotonic() - cancelled_s:.1f} s")
     assert ended.outcome == Cancelled()
     assert processes_of(launch) == []
 
