@@ -146,6 +146,11 @@ class RayJobs:
                 except StopAsyncIteration:
                     return
         finally:
+            pending = asyncio.all_tasks(loop)  # after Ctrl-C: closing what still runs would raise in its place
+            for task in pending:
+                task.cancel()
+            if pending:
+                loop.run_until_complete(asyncio.wait(pending))
             loop.run_until_complete(pieces.aclose())
             loop.close()
 

@@ -21,7 +21,9 @@ from pools.rig import RayRig
 
 from faults import leaks
 from orchestrator.backends.ray_jobs import JobOptions, RayJobs
+from orchestrator.cli.remote import SWEEP_KEY
 from orchestrator.placement.jobs import JobRequest
+from orchestrator.sweep.ledger import Ledger
 
 pytestmark = [pytest.mark.trains, pytest.mark.ray]
 
@@ -88,12 +90,12 @@ def test_a_killed_client_changes_nothing_and_no_line_is_lost(
 ) -> None:
     place = cluster.place
     spec = place.spec("left")
-    client = place.start("submit", spec, *cluster.reached, "budget.trials=4", "tracking.enabled=false")
+    client = place.start("submit", spec, *cluster.reached, "budget.trials=3", "tracking.enabled=false")
     assert client.stdout is not None
     seen = []
     for line in client.stdout:
         seen.append(line)
-        if line.startswith("[1/4]"):
+        if line.startswith("[1/3]"):
             client.send_signal(signal.SIGKILL)
             break
     client.wait()
@@ -103,11 +105,11 @@ def test_a_killed_client_changes_nothing_and_no_line_is_lost(
     whole = command(place, "logs", "left", *cluster.reached).stdout
     assert again.stdout == whole
     assert whole.startswith("".join(seen))
-    assert [number for number in range(1, 5) if f"[{number}/4]" in whole] == [1, 2, 3, 4]
+    assert [number for number in range(1, 4) if f"[{number}/3]" in whole] == [1, 2, 3]
     figure("lines lost when re-attached", "0")
 
     status = json.loads(command(place, "status", "left", "--json", *cluster.reached).stdout)
-    assert (status["state"], status["done"]) == ("finished", 4)
+    assert (status["state"], status["done"]) == ("finished", 3)
     report = place.folder / "left.html"
     assert command(place, "report", "left", "-o", report, *cluster.reached).returncode == 0
     assert "<html" in report.read_text()
@@ -123,12 +125,19 @@ def test_a_killed_client_changes_nothing_and_no_line_is_lost(
 @pytest.mark.fault("A4", "A6")
 @pytest.mark.parametrize("how", ["brimful", "ray"])
 def test_a_sweep_is_stopped_and_resumed_from_outside(cluster: Cluster, how: str) -> None:
-    """`brimful stop` asks the driver; `ray job stop` sends it SIGTERM, which is a clean end too."""
+    """The client leaves by Ctrl-C or with its terminal. `brimful stop` asks the driver; `ray job stop` sends it
+    SIGTERM, which is a clean end too."""
     place, name = cluster.place, f"stopped-{how}"
-    spec = place.spec(name, steps=100_000)
-    sent = command(place, "submit", spec, *cluster.reached, "--no-wait", "--json", "tracking.enabled=false")
-    job = json.loads(sent.stdout)["job"]
+    client = place.start("submit", place.spec(name, steps=100_000), *cluster.reached, "tracking.enabled=false")
     cluster.await_training(name)
+    client.send_signal(signal.SIGINT if how == "brimful" else signal.SIGHUP)
+    _, told = client.communicate(timeout=place.deadline_s)
+    if how == "brimful":
+        assert client.returncode == 130
+        assert f"brimful logs {name} --address {cluster.url} --remote-home {cluster.home} --follow" in told
+    job = cluster.jobs().newest(SWEEP_KEY, name)
+    assert job is not None
+    assert cluster.jobs().end(job) is None
     if how == "brimful":
         assert command(place, "stop", name, *cluster.reached).returncode == 0
     else:
@@ -137,6 +146,14 @@ def test_a_sweep_is_stopped_and_resumed_from_outside(cluster: Cluster, how: str)
     assert end.exit_code in ((4,) if how == "brimful" else (143, -15, None))
     status = json.loads(command(place, "status", name, "--json", *cluster.reached).stdout)
     assert status["state"] == "stopped"
+    if how == "brimful":
+        again = place.start("resume", name, *cluster.reached)
+        until(lambda: Ledger(cluster.home, name).is_driven())
+        assert command(place, "stop", name, *cluster.reached).returncode == 0
+        again.communicate(timeout=place.deadline_s)
+        assert again.returncode == 4
+        acts = [json.loads(line) for line in (cluster.home / "audit.jsonl").read_text().splitlines()]
+        assert [act["what"] for act in acts if act["sweep"] == name] == ["run", "stop", "resume", "stop"]
     leaks.assert_home_clean(cluster.home)
     leaks.assert_ray_clean(cluster.rig.address)
 
