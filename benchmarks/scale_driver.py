@@ -106,7 +106,10 @@ class InstantPool:
     def cluster(self) -> ClusterView:
         """See `TrialPool`."""
         share = -(-self._lanes // NODES)
-        nodes = (NodeView(f"node{each}", "127.0.0.1", share, share) for each in range(NODES))
+        nodes = (
+            NodeView(name=f"node{each}", address="127.0.0.1", devices=share, free_devices=share)
+            for each in range(NODES)
+        )
         return ClusterView(nodes=tuple(nodes), device_kind="made-up device")
 
     def check(self, world_size: int, nodes: int | None) -> None:

@@ -67,7 +67,7 @@ def test_only_what_is_nearest_to_fitting_is_rejected_one_by_one(tmp_path: Path) 
     strategy = OptunaStrategy(space, of.search, of.objective, ledger.folder, ())
     gate = ForecastGate(forecaster, 0.95)
     with ledger.lock():
-        run_sweep(of, ledger, Services(pool=FakePool(lambda launch: ok()), strategy=strategy, gate=gate))
+        run_sweep(of, ledger, Services(pool=FakePool(lambda launch: ok(), slots=2), strategy=strategy, gate=gate))
     records = ledger.read_trials()
     first = next(number for number, record in enumerate(records) if isinstance(record.outcome, Ok))
     doubtful = sum(odds < 0.05 for odds in kept)
