@@ -22,12 +22,14 @@ class Progress:
 
     def __init__(self, events: Path) -> None:
         self.ranks: dict[int, RankProgress] = {}
+        self._early: dict[int, Phase] = {}
+        """Phases of ranks that have written before their hosts said that they exist."""
         self._path = events
         self._offset = 0
 
     def begin(self, rank: int, now_s: float) -> None:
         """The rank's process exists since `now_s`."""
-        self.ranks[rank] = RankProgress(last_s=now_s)
+        self.ranks[rank] = RankProgress(last_s=now_s, phase=self._early.get(rank, Phase.START))
 
     def read(self, now_s: float) -> None:
         """Take in what was written since the last call; a line that is still being written waits for the next."""
@@ -50,6 +52,7 @@ class Progress:
             return
         rank = self.ranks.get(event.rank)
         if rank is None:
+            self._early[event.rank] = Phase(event.phase)
             return
         rank.last_s = now_s
         rank.phase = Phase(event.phase)

@@ -188,7 +188,7 @@ class PoolConformance:
         launch = home.attempt({"0": "peer_lost", "1": "signal:SIGKILL"}, config(2))
         outcome = run(pool, launch)
         assert isinstance(outcome, Crashed)
-        assert (outcome.rank, outcome.signal, outcome.phase) == (1, "SIGKILL", "forward")
+        assert (outcome.rank, outcome.signal, outcome.phase) == (1, "SIGKILL", "forward"), outcome
         assert processes_of(launch) == []
         assert isinstance(run(pool, home.attempt(of=config(2))), Ok)
 
@@ -218,7 +218,7 @@ class PoolConformance:
     def test_a_silent_rank_is_a_hang(self, pool: TrialPool, home: Home) -> None:
         outcome = run(pool, home.attempt({"0": "sleep:60", "1": "stubborn"}, config(2, step_timeout_s=1.0)))
         assert isinstance(outcome, Hang)
-        assert (outcome.rank, outcome.phase) == (1, "forward")
+        assert (outcome.rank, outcome.phase) == (1, "forward"), outcome
         assert outcome.silent_s >= 1.0
 
     def test_a_trial_over_its_time_is_a_timeout(self, pool: TrialPool, home: Home) -> None:
