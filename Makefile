@@ -16,7 +16,7 @@ quickstart: $(READY)  ## Find the fastest configuration that fits, on this machi
 
 test: $(READY)  ## All tests; those that need a Debian package say its name and are skipped without it
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not (slow or trains or ray or browser)'
-	$(BIN)/python -m pytest -m '(trains or ray or browser) and not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '(trains or ray or browser) and not slow'
 
 test-slow: $(READY)  ## The tests that `make test` leaves out since they take minutes
 	$(BIN)/python -m pytest -m slow

@@ -133,7 +133,7 @@ def sweep_that_loses_its_node(
             return ledger, log, error
 
 
-@pytest.mark.fault("B1")
+@pytest.mark.fault("B8")
 def test_one_rank_s_end_ends_those_on_all_nodes(rig: RayRig, three: list[str], home: Home, figure: Figure) -> None:
     with closing(RayPool(rig.address, template_module=STUB)) as pool:
         launch = home.attempt({"0": "hang", "1": "hang", "2": "sleep:600"}, config(3).model_copy(update={"nodes": 3}))
