@@ -260,13 +260,17 @@ def _judge_mlflow(chaos: Chaos, attempts: int) -> None:
             chaos.faults.append("MLflow could not be brought up to date")
             return
         time.sleep(1.0)
-    runs = json.loads(subprocess.run(
-        [sys.executable, "-c", _RUNS, chaos.uri], check=True, capture_output=True, text=True
-    ).stdout.splitlines()[-1])  # fmt: skip
+    command = [sys.executable, "-c", _RUNS, chaos.uri]
+    runs = json.loads(_told(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     if len(runs) != attempts + 1:
         chaos.faults.append(f"MLflow holds {len(runs)} runs of {attempts} attempts and the sweep")
     if "RUNNING" in runs:
         chaos.faults.append(f"{runs.count('RUNNING')} MLflow runs are still RUNNING")
+
+
+def _told(output: str) -> str:
+    """What a script of ours told, whatever Ray and MLflow say beside."""
+    return next(line.removeprefix("told ") for line in output.splitlines() if line.startswith("told "))
 
 
 _RUNS = """
@@ -281,13 +285,13 @@ while True:
     token = page.token
     if not token:
         break
-print(json.dumps(runs))
+print("told", json.dumps(runs))
 """
 _GROUPS = """
 import json, sys, time, ray
 from ray.util import placement_group_table
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
-print(json.dumps(sum(group["state"] != "REMOVED" for group in placement_group_table().values())))
+print("told", sum(group["state"] != "REMOVED" for group in placement_group_table().values()))
 """
 
 
@@ -299,7 +303,7 @@ def _left(chaos: Chaos) -> list[str]:
         run = subprocess.run(
             [sys.executable, "-c", _GROUPS, chaos.rig.address], check=True, capture_output=True, text=True
         )
-        groups = int(run.stdout.splitlines()[-1])
+        groups = int(_told(run.stdout))
         left += [f"{groups} placement groups"] if groups else []
         if not left or time.monotonic() > deadline_s:
             return left

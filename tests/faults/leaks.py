@@ -79,7 +79,9 @@ def _ray_left(address: str) -> dict[str, object]:
         [sys.executable, "-c", _RAY_LEFT, address], capture_output=True, text=True, check=False, timeout=60
     )
     assert run.returncode == 0, run.stderr
-    left: dict[str, object] = json.loads(run.stdout.splitlines()[-1])
+    # Ray may say something of its own, such as that a node has died
+    line = next(line for line in run.stdout.splitlines() if line.startswith('{"placement groups"'))
+    left: dict[str, object] = json.loads(line)
     return left
 
 
