@@ -1,6 +1,6 @@
 """Does a sweep come to its end while parts of its cluster are killed again and again?
 
-    python -m benchmarks.chaos [--trials 40] [--every 20] [--seed 0] [--output PAGE]
+    python -m benchmarks.chaos [--trials 40] [--steps 1000] [--every 20] [--seed 0] [--output PAGE]
 
 Runs a sweep of short real trials (a Llama of two layers, real DeepSpeed) by the real command over three Ray nodes on
 this machine, with a MLflow server beside it. Every so many seconds one of four things is killed with SIGKILL, in turns
@@ -58,7 +58,7 @@ data: {{path: rows.txt, sequence_length: 64}}
 train: {{global_batch: 4, learning_rate: 1e-3, zero_stage: 0}}
 search: {{sampler: grid, method: [full, lora], lora_rank: {ranks}, micro_batch: [1, 2]}}
 limits: {{device_memory: 512MiB, reject_probability: 1}}
-measure: {{min_steps: 2, max_steps: 2, racing: false, confirm: {{top: 0}}}}
+measure: {{min_steps: {steps}, max_steps: {steps}, racing: false, confirm: {{top: 0}}}}
 budget: {{trials: {trials}}}
 tracking: {{uri: "{uri}"}}
 """
@@ -178,7 +178,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 @contextmanager
-def prepared(trials: int) -> Iterator[Chaos]:
+def prepared(trials: int, steps: int) -> Iterator[Chaos]:
     """Three nodes, a server that answers, and a spec."""
     folder = Path(tempfile.mkdtemp(prefix="bfchaos", dir="/tmp"))
     os.environ |= {**token_environment(folder), "TMPDIR": str(folder)}
@@ -190,7 +190,7 @@ def prepared(trials: int) -> Iterator[Chaos]:
         chaos.start_server()
         ranks = list(range(1, max(2, trials // 2)))
         (folder / "rows.txt").write_text("".join(f"line {number} of a text\n" for number in range(60)))
-        (folder / "chaos.yaml").write_text(SPEC.format(ranks=ranks, trials=trials, uri=chaos.uri))
+        (folder / "chaos.yaml").write_text(SPEC.format(ranks=ranks, trials=trials, steps=steps, uri=chaos.uri))
         yield chaos
     finally:
         for process in (chaos.driver, chaos.server):
@@ -319,9 +319,8 @@ def _is_trial(process: psutil.Process) -> bool:
 
 def page(chaos: Chaos, arguments: argparse.Namespace, seconds: float, outcomes: Counter[str]) -> str:
     """The measurement as a Markdown page."""
-    command = (
-        f"python -m benchmarks.chaos --trials {arguments.trials} --every {arguments.every:g} --seed {arguments.seed}"
-    )
+    options = f"--trials {arguments.trials} --steps {arguments.steps} --every {arguments.every:g}"
+    command = f"python -m benchmarks.chaos {options} --seed {arguments.seed}"
     attempts = Counter(len(record.attempts) for record in chaos.ledger.read_trials())
     kinds = Counter(
         attempt.outcome.kind
@@ -353,11 +352,12 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=positive, default=40)
+    parser.add_argument("--steps", type=positive, default=1000, help="measured steps of each trial")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
-    with prepared(arguments.trials) as chaos:
+    with prepared(arguments.trials, arguments.steps) as chaos:
         started_s = time.monotonic()
         wreak(chaos, arguments.every, random.Random(arguments.seed))
         seconds = time.monotonic() - started_s

@@ -139,10 +139,13 @@ class RayRig:
         prefix: Sequence[str] = (),
     ) -> str:
         node = uuid.uuid4().hex
+        ports: list[int] = []  # each another one: the system may give the same free port twice
+        for _ in _PORT_OPTIONS:
+            ports.append(free_port(taken=frozenset(ports)))
         command = [
             *prefix,
             *(sys.executable, "-m", "ray.scripts.scripts", "start", *options),
-            *(f"--{option}={free_port()}" for option in _PORT_OPTIONS),
+            *(f"--{option}={port}" for option, port in zip(_PORT_OPTIONS, ports, strict=True)),
             *(f"--node-ip-address={ip or self._ip}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
             *("--object-store-memory=100000000", "--disable-usage-stats"),
         ]
