@@ -120,14 +120,14 @@ class Ledger:
         """Whether someone asked the driver to stop."""
         return (self.folder / STOP_FILE).exists()
 
-    def clear_stop(self) -> None:
-        """Forget a request to stop."""
+    def _clear_stop(self) -> None:
+        """Forget a request to a driver before."""
         with storage(self.folder):
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only driver of the sweep. A dead driver's lock is free.
+        """Be the only driver of the sweep, whom nobody has asked to stop yet. A dead driver's lock is free.
 
         Raises SweepLockedError, naming host and process, while another driver lives.
         """
@@ -140,6 +140,8 @@ class Ledger:
             except Timeout as error:
                 raise SweepLockedError(self._locked_by()) from error
         try:
+            # whoever asks from now on asks this driver, also while it still prepares
+            self._clear_stop()
             write_atomic(holder, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
             yield
         finally:

@@ -63,7 +63,6 @@ def run_sweep(spec: SweepSpec, ledger: Ledger, services: Services) -> SweepRecor
     when the cluster is lost; running trials are repeated on resume.
     """
     refused_layouts(spec.resources.layouts, services.pool.check)
-    ledger.clear_stop()
     return _Driver(spec, ledger, services).run()
 
 

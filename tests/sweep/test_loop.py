@@ -194,6 +194,20 @@ def test_stop_request_ends_the_sweep_with_exit_4(tmp_path: Path) -> None:
     assert sweep.state is SweepState.FINISHED, "a stop request holds for one session"
 
 
+def test_a_stop_that_is_asked_while_the_driver_prepares_is_heard(tmp_path: Path) -> None:
+    of = spec()
+    ledger = new_ledger(tmp_path, of)
+    ledger.request_stop()  # to a driver that was gone already
+    with ledger.lock():
+        assert not ledger.stop_requested()
+        ledger.request_stop()
+        sweep = run_sweep(
+            of, ledger, Services(pool=FakePool(lambda launch: ok()), strategy=FakeStrategy([candidate(1)]))
+        )
+    assert (sweep.state, sweep.exit_code) == (SweepState.STOPPED, 4)
+    assert ledger.read_trials() == []
+
+
 def test_budget_is_counted_once_over_sessions(tmp_path: Path) -> None:
     for session in range(3):
         interrupt = Interrupt()
