@@ -34,13 +34,13 @@ import psutil
 from benchmarks.arguments import positive
 from benchmarks.two_nodes import machine
 from orchestrator.contract.errors import EXIT_NOTHING_FITS, EXIT_OK
-from orchestrator.contract.handoff import ATTEMPT_VARIABLE
 from orchestrator.contract.outcome import INTERRUPTED_KINDS
 from orchestrator.placement.ports import free_port
-from orchestrator.placement.processes import find_marked
+from orchestrator.placement.processes import TEMPLATE_VARIABLE, find_marked
 from orchestrator.report.markdown import markdown_table
 from orchestrator.report.tables import Table
 from orchestrator.sweep.ledger import Ledger
+from tests.faults.leaks import ranks_among
 from tests.pools.rig import RayRig, token_environment
 
 PAGE = Path(__file__).parent.parent / "docs" / "measurements" / "chaos.md"
@@ -113,14 +113,11 @@ class Chaos:
         self.sessions += 1
 
     def kill_rank(self) -> bool:
-        """Kill a process of a running trial."""
-        running = [r.running for r in self.ledger.read_trials() if r.running] if self.ledger.exists() else []
-        ranks = [process for attempt in running for process in find_marked(ATTEMPT_VARIABLE, attempt.token)]
-        known = {process.pid for process in ranks}
-        below = [process for process in ranks if _parent(process) in known]  # above a rank stands who reaps it
-        if not below:
+        """Kill the youngest process of a running trial: a rank, not who keeps it."""
+        ranks = ranks_among(find_marked("TMPDIR", str(self.folder)))
+        if not ranks:
             return False
-        _kill(below[0])
+        _kill(ranks[-1])
         return True
 
     def kill_node(self) -> bool:
@@ -161,13 +158,6 @@ class Chaos:
             if self.seen.setdefault(file, content) != content:
                 self.faults.append(f"the record of trial {record.trial} changed after its end")
                 self.seen[file] = content
-
-
-def _parent(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return 0
 
 
 def _kill(process: psutil.Process) -> None:
@@ -299,7 +289,8 @@ def _left(chaos: Chaos) -> list[str]:
     """Processes of trials and placement groups that do not go away."""
     deadline_s = time.monotonic() + GONE_DEADLINE_S
     while True:
-        left = [f"process {process.pid}" for process in find_marked("TMPDIR", str(chaos.folder)) if _is_trial(process)]
+        processes = find_marked("TMPDIR", str(chaos.folder))
+        left = [f"process {process.pid}" for process in processes if _has_template(process)]
         run = subprocess.run(
             [sys.executable, "-c", _GROUPS, chaos.rig.address], check=True, capture_output=True, text=True
         )
@@ -310,9 +301,10 @@ def _left(chaos: Chaos) -> list[str]:
         time.sleep(1.0)
 
 
-def _is_trial(process: psutil.Process) -> bool:
+def _has_template(process: psutil.Process) -> bool:
+    """Whether it is a template or came from one."""
     try:
-        return "orchestrator.trial" in " ".join(process.cmdline()) or ATTEMPT_VARIABLE in process.environ()
+        return TEMPLATE_VARIABLE in process.environ()
     except psutil.Error:
         return False
 

@@ -6,14 +6,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 
-from orchestrator.contract.handoff import ATTEMPT_VARIABLE
 from orchestrator.contract.record import SweepState
-from orchestrator.placement.processes import find_marked
+from orchestrator.placement.processes import TEMPLATE_VARIABLE, find_marked
 from orchestrator.sweep.ledger import list_sweeps
 
 SESSION_VARIABLE = "TMPDIR"
@@ -39,7 +38,20 @@ def session_processes() -> list[psutil.Process]:
 
 def ranks() -> list[psutil.Process]:
     """Every process of a trial of this test session."""
-    return [process for process in session_processes() if _has(process, ATTEMPT_VARIABLE)]
+    return ranks_among(session_processes())
+
+
+def ranks_among(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that came from a template: all that carry its mark but itself, the oldest of them; the youngest last.
+
+    Ranks are forks, so that `/proc` shows the environment that their template began with, not their attempt's.
+    """
+    by_template: dict[str, list[psutil.Process]] = {}
+    for process in processes:
+        if (mark := _environment(process).get(TEMPLATE_VARIABLE)) is not None:
+            by_template.setdefault(mark, []).append(process)
+    forks = [each for same in by_template.values() for each in sorted(same, key=_age)[1:]]
+    return sorted(forks, key=_age)
 
 
 def await_gone(processes: Callable[[], list[psutil.Process]]) -> None:
@@ -91,11 +103,16 @@ def _count(database: Path, query: str) -> int:
     return int(count)
 
 
-def _has(process: psutil.Process, variable: str) -> bool:
+def _environment(process: psutil.Process) -> dict[str, str]:
     try:
-        return variable in process.environ()
+        return process.environ()
     except psutil.Error:
-        return False
+        return {}
+
+
+def _age(process: psutil.Process) -> tuple[float, int]:
+    """Clock ticks are coarse: of equals the larger number is taken to be the younger."""
+    return process.create_time(), process.pid
 
 
 def _words(process: psutil.Process) -> str:

@@ -101,6 +101,17 @@ def test_a_result_that_cannot_be_is_a_damaged_one(pool: LocalPool, home: Home, s
     assert "damaged result" in outcome.error
 
 
+def test_the_leak_check_sees_ranks_and_not_their_templates(pool: LocalPool, home: Home) -> None:
+    assert isinstance(run(pool, home.attempt(of=config(2))), Ok)
+    until(lambda: leaks.ranks() == [])
+    launch = home.attempt({"0": "hang", "1": "hang"}, config(2))
+    pool.launch(launch)
+    reach(pool, lambda: begun(launch, [0, 1]))
+    assert len(leaks.ranks()) >= 2
+    pool.cancel(launch.token)
+    gather(pool, 1)
+
+
 @pytest.mark.fault("B15")
 def test_a_rank_that_ignores_sigterm_is_killed(pool: LocalPool, home: Home, figure: Figure) -> None:
     launch = home.attempt({"0": "stubborn"})
